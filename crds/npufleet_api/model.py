@@ -1,0 +1,258 @@
+"""`AscendModel`: one model that a team wants served. Namespaced, and narrow: no host path, no security context."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from npufleet_api.conditions import Condition, ConditionList
+from npufleet_api.pool import Decision
+from npufleet_api.schema import (
+    LIST_ATOMIC,
+    ApiModel,
+    Change,
+    DnsLabel,
+    DnsSubdomain,
+    ImageRef,
+    Percent,
+    Quantity,
+    Text,
+    Timestamp,
+    cel,
+    list_map,
+    spec_field,
+    validations,
+)
+
+PVC_URI = r"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/\s]+)*/?$"
+
+
+class RuntimeName(StrEnum):
+    """Which engine serves the model."""
+
+    NATIVE = "Native"
+    VLLM_ASCEND = "VLLMAscend"
+
+
+class EngineProfile(StrEnum):
+    """A named set of engine settings."""
+
+    HIGH_CONCURRENCY_CHAT = "HighConcurrencyChat"
+    BATCH_DOCUMENT_PROCESSING = "BatchDocumentProcessing"
+    BALANCED = "Balanced"
+
+
+class Dtype(StrEnum):
+    """Type of weights and activations; Auto takes the checkpoint's."""
+
+    AUTO = "Auto"
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+    FLOAT16 = "Float16"
+
+
+class Rollout(StrEnum):
+    """How a new revision replaces the old one."""
+
+    ROLLING_UPDATE = "RollingUpdate"
+    RECREATE = "Recreate"
+
+
+class PoolRef(ApiModel):
+    """The pool that the model runs in."""
+
+    name: DnsSubdomain
+
+
+class SecretRef(ApiModel):
+    """A Secret in the model's own namespace."""
+
+    name: DnsSubdomain
+
+
+class ModelSource(ApiModel):
+    """Where the weights come from and what clients call the model."""
+
+    uri: Annotated[str, StringConstraints(min_length=7, max_length=512)] = spec_field(
+        "hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH.",
+        Change.ROLLS,
+        json_schema_extra=validations(
+            cel(
+                "self.startsWith('hf://') || self.startsWith('ms://') || self.startsWith('s3://') || self.startsWith('pvc://')",
+                "model.uri has an unknown scheme: write hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH",
+            ),
+            cel(
+                f"!self.startsWith('pvc://') || self.matches('{PVC_URI.replace(chr(92), chr(92) * 2)}')",
+                "model.uri is not a volume path: write pvc://CLAIM or pvc://CLAIM/PATH, with a claim of the model's namespace",
+            ),
+            cel(
+                "!self.contains('/../') && !self.endsWith('/..')",
+                "model.uri has a .. in its path: write the path from the volume's root without it",
+            ),
+        ),
+    )
+    revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = spec_field(
+        "Branch, tag or commit of the source.", Change.ROLLS, default=None
+    )
+    served_name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:/]*$")] | None = (
+        spec_field("Name that clients send as model; the resource's name by default. Unique in a pool.", Change.ROLLS, default=None)
+    )
+    secret_ref: SecretRef | None = spec_field("Secret with the source's credentials.", Change.ROLLS, default=None)
+
+
+class Runtime(ApiModel):
+    """Which engine serves the model."""
+
+    name: RuntimeName = spec_field("Native, or VLLMAscend.", Change.ROLLS, default=RuntimeName.NATIVE)
+    image: ImageRef | None = spec_field("Image for VLLMAscend, one of the pool's allowedImages.", Change.ROLLS, default=None)
+    args: list[Annotated[str, StringConstraints(max_length=256)]] = spec_field(
+        "Further arguments for VLLMAscend, from an allowlist.",
+        Change.ROLLS,
+        default=[],
+        max_length=32,
+        json_schema_extra=LIST_ATOMIC,
+    )
+
+
+class EngineOverrides(ApiModel):
+    """Engine settings. Unset fields come from the profile."""
+
+    profile: EngineProfile = spec_field("Named set of settings.", Change.ROLLS, default=EngineProfile.BALANCED)
+    dtype: Dtype | None = spec_field("Type of weights and activations.", Change.ROLLS, default=None)
+    max_model_length: int | None = spec_field("Longest prompt plus answer, in tokens.", Change.ROLLS, default=None, ge=16, le=10485760)
+    max_num_sequences: int | None = spec_field("Most sequences in one batch.", Change.ROLLS, default=None, ge=1, le=4096)
+    max_num_batched_tokens: int | None = spec_field("Most tokens in one step.", Change.ROLLS, default=None, ge=16, le=1048576)
+    max_queued_requests: int | None = spec_field(
+        "Requests that may wait; beyond, clients get 429 with Retry-After.", Change.ROLLS, default=None, ge=1, le=100000
+    )
+
+
+class Parallelism(ApiModel):
+    """NPUs of one replica: tensor × pipeline."""
+
+    tensor: int = spec_field("Tensor-parallel ranks.", Change.ROLLS, ge=1, le=64, default=1)
+    pipeline: int = spec_field("Pipeline-parallel stages.", Change.ROLLS, ge=1, le=64, default=1)
+
+    @property
+    def npus(self) -> int:
+        """NPUs of one replica."""
+        return self.tensor * self.pipeline
+
+
+class Resources(ApiModel):
+    """CPU and memory of the engine container: requests and memory limit."""
+
+    cpu: Quantity = spec_field("CPU request.", Change.ROLLS, default="1")
+    memory: Quantity = spec_field("Memory request and limit.", Change.ROLLS, default="8Gi")
+
+
+class Slo(ApiModel):
+    """What clients are promised; attainment counts requests that met every target set here."""
+
+    ttft_milliseconds: int | None = spec_field("Time to first token.", Change.LIVE, default=None, ge=1, le=3600000)
+    tpot_milliseconds: int | None = spec_field("Time per output token after the first.", Change.LIVE, default=None, ge=1, le=3600000)
+    attainment_percent: int = spec_field("Share of requests that shall meet every target.", Change.LIVE, default=95, ge=1, le=100)
+
+
+class Scaling(ApiModel):
+    """Bounds of elastic scaling."""
+
+    min_replicas: int = spec_field("Fewest replicas.", Change.LIVE, ge=0, le=1024, default=1)
+    max_replicas: int | None = spec_field("Most replicas; unset is minReplicas, at least 1.", Change.LIVE, ge=1, le=1024, default=None)
+
+
+class AscendModelSpec(ApiModel):
+    """What the model owner declares."""
+
+    pool_ref: PoolRef = spec_field("Pool that the model runs in.", Change.ROLLS)
+    workload_class: DnsLabel = spec_field("Class of the pool that the model claims NPUs from.", Change.ROLLS)
+    model: ModelSource = spec_field("Where the weights come from.", Change.ROLLS)
+    runtime: Runtime = spec_field(
+        "Which engine serves the model.",
+        Change.ROLLS,
+        default=Runtime(),
+        json_schema_extra=validations(
+            cel(
+                "!has(self.image) || self.name == 'VLLMAscend'",
+                "runtime.image is only for VLLMAscend: remove it, or set runtime.name to VLLMAscend",
+            ),
+            cel(
+                "!has(self.args) || size(self.args) == 0 || self.name == 'VLLMAscend'",
+                "runtime.args is only for VLLMAscend: remove it and use the fields of engine, or set runtime.name to VLLMAscend",
+            ),
+        ),
+    )
+    engine: EngineOverrides = spec_field("Engine settings.", Change.ROLLS, default=EngineOverrides())
+    parallelism: Parallelism = spec_field("NPUs of one replica.", Change.ROLLS, default=Parallelism())
+    resources: Resources = spec_field("CPU and memory of the engine container.", Change.ROLLS, default=Resources())
+    slo: Slo | None = spec_field("What clients are promised.", Change.LIVE, default=None)
+    scaling: Scaling = spec_field(
+        "Bounds of elastic scaling.",
+        Change.LIVE,
+        default=Scaling(),
+        json_schema_extra=validations(
+            cel(
+                "!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+                "scaling.minReplicas is above scaling.maxReplicas: lower minReplicas or raise maxReplicas",
+            )
+        ),
+    )
+    replicas: int | None = spec_field(
+        "A fixed number of replicas; elastic scaling is off while it is set.", Change.LIVE, default=None, ge=0, le=1024
+    )
+    rollout: Rollout = spec_field(
+        "RollingUpdate starts a new replica before it drains an old one, where there are spare NPUs; Recreate drains first.",
+        Change.LIVE,
+        default=Rollout.ROLLING_UPDATE,
+    )
+
+
+class MeasuredSlo(ApiModel):
+    """What clients got, in a sliding window, beside what they are promised."""
+
+    data: Annotated[str, StringConstraints(max_length=16)] = Field(default="NoData", description="NoData, Stale, Partial, Zero or Fresh.")
+    window_seconds: int = Field(default=0, ge=0)
+    requests: int = Field(default=0, ge=0)
+    errors: int = Field(default=0, ge=0)
+    attainment_percent: Percent | None = None
+    ttft_p95_milliseconds: int | None = Field(default=None, ge=0)
+    ttft_target_milliseconds: int | None = Field(default=None, ge=0)
+    tpot_p95_milliseconds: int | None = Field(default=None, ge=0)
+    tpot_target_milliseconds: int | None = Field(default=None, ge=0)
+
+
+class ResolvedEngine(ApiModel):
+    """Engine settings after profile and overrides."""
+
+    profile: EngineProfile
+    device: Annotated[str, StringConstraints(max_length=8)]
+    dtype: Dtype
+    max_model_length: int | None = Field(default=None, ge=0, description="Unset: the model's own limit.")
+    max_num_sequences: int = Field(ge=1)
+    max_num_batched_tokens: int = Field(ge=1)
+
+
+class AscendModelStatus(ApiModel):
+    """What runs, what clients got, and why."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    replicas: int = Field(default=0, ge=0, description="Replicas that exist and are not draining.")
+    ready_replicas: int = Field(default=0, ge=0)
+    desired_replicas: int = Field(default=0, ge=0, description="Replicas that the pool grants the model.")
+    draining_replicas: int = Field(default=0, ge=0)
+    updated_replicas: int = Field(default=0, ge=0, description="Replicas of the current revision.")
+    npus: int = Field(default=0, ge=0, description="NPUs charged to the model, draining and pending included.")
+    revision: Annotated[str, StringConstraints(max_length=16)] = ""
+    endpoint: Text = Field(default="", description="OpenAI base URL of the gateway inside the cluster.")
+    served_name: Annotated[str, StringConstraints(max_length=253)] = ""
+    slo: MeasuredSlo | None = None
+    engine: ResolvedEngine | None = None
+    last_decision: Decision | None = None
+    last_scaled_time: Timestamp | None = None
+    conditions: ConditionList = Field(default=[], max_length=16, json_schema_extra=list_map("type"))
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of type `kind`, if present."""
+        return next((c for c in self.conditions if c.type == kind), None)

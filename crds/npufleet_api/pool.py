@@ -1,0 +1,283 @@
+"""`InferencePool`: which NPUs, which workload classes, and what each class is guaranteed. Owned by the platform."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from npufleet_api.conditions import Condition, ConditionList
+from npufleet_api.schema import (
+    LIST_ATOMIC,
+    LIST_SET,
+    QUALIFIED_NAME,
+    ApiModel,
+    Change,
+    DnsLabel,
+    DnsSubdomain,
+    ImageRef,
+    LabelKey,
+    Labels,
+    LabelValue,
+    Percent,
+    Text,
+    Timestamp,
+    cel,
+    list_map,
+    spec_field,
+    validations,
+)
+
+
+class PoolMode(StrEnum):
+    """Whether the operator acts on what it decides."""
+
+    ACTIVE = "Active"
+    ADVISORY = "Advisory"
+
+
+class Device(StrEnum):
+    """What the engines of a pool compute on."""
+
+    NPU = "NPU"
+    CPU = "CPU"
+
+
+class Reclaim(StrEnum):
+    """What may be taken back for a class that asks for its guarantee."""
+
+    BORROWED_ONLY = "BorrowedOnly"
+    NEVER = "Never"
+
+
+class NpuSelection(ApiModel):
+    """Which NPUs belong to the pool."""
+
+    resource_name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=QUALIFIED_NAME)] = spec_field(
+        "Extended resource that the site's device plugin advertises, for example huawei.com/Ascend910.", Change.ROLLS
+    )
+    node_selector: Labels = spec_field("Labels of the nodes whose NPUs belong to the pool.", Change.ROLLS, default={})
+    unit: int = spec_field(
+        "Smallest allocatable group of NPUs; 2 on A3/910C, where a module has two dies.",
+        Change.ROLLS,
+        ge=1,
+        le=16,
+        default=1,
+    )
+
+
+class SelectorRequirement(ApiModel):
+    """One expression of a label selector."""
+
+    key: LabelKey
+    operator: Annotated[str, Field(pattern="^(In|NotIn|Exists|DoesNotExist)$", max_length=16)]
+    values: list[LabelValue] = Field(default=[], max_length=64, json_schema_extra=LIST_SET)
+
+
+class NamespaceSelector(ApiModel):
+    """A label selector over namespaces; empty selects every namespace."""
+
+    match_labels: Labels = Field(default={}, description="Labels that a namespace must carry.")
+    match_expressions: list[SelectorRequirement] = Field(default=[], max_length=16, json_schema_extra=LIST_ATOMIC)
+
+
+class WorkloadClass(ApiModel):
+    """What one class of work is promised, in percent of the pool's nominal NPUs; both bounds round down to whole NPUs."""
+
+    name: DnsLabel = spec_field("Name that AscendModels give as workloadClass.", Change.LIVE)
+    priority: int = spec_field("Larger is served first; equal priorities are ordered by name.", Change.LIVE, ge=0, le=1000, default=0)
+    min_percent: Percent = spec_field("Guaranteed share; lent to others while idle.", Change.LIVE, default=0)
+    max_percent: Percent = spec_field("Ceiling that borrowing cannot pass.", Change.LIVE, default=100)
+    namespace_selector: NamespaceSelector = spec_field(
+        "Namespaces whose models may claim the class; absent or {} is every namespace.",
+        Change.LIVE,
+        default=NamespaceSelector(),
+    )
+
+
+class Rebalancing(ApiModel):
+    """How fast the pool moves NPUs between models."""
+
+    interval_seconds: int = spec_field("Longest time between two decisions.", Change.LIVE, ge=1, le=3600, default=15)
+    cooldown_seconds: int = spec_field("Quiet time of a model after it was scaled.", Change.LIVE, ge=0, le=86400, default=120)
+    drain_seconds: int = spec_field(
+        "Time that a draining replica has to finish what it runs; its NPUs stay charged until its pod is gone.", Change.LIVE,
+        ge=1, le=3600, default=120,
+    )  # fmt: skip
+    reclaim: Reclaim = spec_field("What may be taken back for a guarantee.", Change.LIVE, default=Reclaim.BORROWED_ONLY)
+
+
+class PodImages(ApiModel):
+    """Images of the inference pods; the chart's values are the defaults."""
+
+    engine: ImageRef | None = spec_field("Image of the engine container.", Change.ROLLS, default=None)
+    monitor: ImageRef | None = spec_field("Image of the monitoring sidecar.", Change.ROLLS, default=None)
+
+
+class Toleration(ApiModel):
+    """A pod toleration, as in the core API."""
+
+    key: LabelKey | None = None
+    operator: Annotated[str, Field(pattern="^(Exists|Equal)$", max_length=8)] = "Equal"
+    value: LabelValue | None = None
+    effect: Annotated[str, Field(pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$", max_length=16)] | None = None
+    toleration_seconds: int | None = Field(default=None, ge=0, le=86400)
+
+
+class EnvVar(ApiModel):
+    """A plain environment variable of the engine container."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    value: Text = ""
+
+
+class DriverVolume(ApiModel):
+    """A read-only host path that the engine needs where no container runtime injects the driver."""
+
+    name: DnsLabel
+    host_path: Annotated[str, StringConstraints(min_length=2, max_length=512, pattern=r"^/[^:]+$")]
+    mount_path: Annotated[str, StringConstraints(min_length=2, max_length=512, pattern=r"^/[^:]+$")]
+
+
+class PodTemplate(ApiModel):
+    """What every inference pod of the pool gets. The platform's: tenants cannot set any of it."""
+
+    device: Device = spec_field("NPU, or CPU for development clusters.", Change.ROLLS, default=Device.NPU)
+    images: PodImages = spec_field("Images of engine and monitor.", Change.ROLLS, default=PodImages())
+    allowed_images: list[ImageRef] = spec_field(
+        "Images that models with runtime VLLMAscend may choose.",
+        Change.LIVE,
+        default=[],
+        max_length=32,
+        json_schema_extra=LIST_SET,
+    )
+    runtime_class_name: DnsSubdomain | None = spec_field("RuntimeClass, for example ascend.", Change.ROLLS, default=None)
+    tolerations: list[Toleration] = spec_field(
+        "Tolerations of the pods.", Change.ROLLS, default=[], max_length=16, json_schema_extra=LIST_ATOMIC
+    )
+    node_selector: Labels = spec_field("Further node labels, besides npus.nodeSelector.", Change.ROLLS, default={})
+    scheduler_name: DnsSubdomain | None = spec_field("Scheduler of the pods.", Change.ROLLS, default=None)
+    priority_class_name: DnsSubdomain | None = spec_field("PriorityClass of the pods.", Change.ROLLS, default=None)
+    supplemental_groups: list[Annotated[int, Field(ge=1, le=2147483647)]] = spec_field(
+        "Groups that own the device nodes, often 1000 (HwHiAiUser).",
+        Change.ROLLS,
+        default=[],
+        max_length=16,
+        json_schema_extra=LIST_SET,
+    )
+    shm_size_mi: int = spec_field("Size of /dev/shm in MiB.", Change.ROLLS, ge=16, le=1048576, default=1024)
+    env: list[EnvVar] = spec_field(
+        "Environment of the engine container.",
+        Change.ROLLS,
+        default=[],
+        max_length=64,
+        json_schema_extra=list_map("name"),
+    )
+    driver_volumes: list[DriverVolume] = spec_field(
+        "Host paths of the driver, mounted read-only.",
+        Change.ROLLS,
+        default=[],
+        max_length=16,
+        json_schema_extra=list_map("name"),
+    )
+    image_pull_secrets: list[DnsSubdomain] = spec_field(
+        "Names of pull Secrets in the model's namespace.",
+        Change.ROLLS,
+        default=[],
+        max_length=8,
+        json_schema_extra=LIST_SET,
+    )
+
+
+class GatewayTemplate(ApiModel):
+    """The pool's gateway."""
+
+    replicas: int = spec_field("Gateway replicas.", Change.LIVE, ge=1, le=64, default=1)
+
+
+class AlertThresholds(ApiModel):
+    """When the monitors raise an alert, in percent."""
+
+    memory_percent: Percent = spec_field("Device memory in use.", Change.LIVE, default=85)
+    compute_percent: Percent = spec_field("Compute in use.", Change.LIVE, default=90)
+    pipeline_stall_percent: Percent = spec_field("Time that compute waited for its inputs.", Change.LIVE, default=15)
+    timeout_percent: Percent = spec_field("Requests that ran into a timeout.", Change.LIVE, default=5)
+
+
+class InferencePoolSpec(ApiModel):
+    """What the platform engineer declares."""
+
+    mode: PoolMode = spec_field(
+        "Active acts on decisions; Advisory decides and publishes, and changes nothing.",
+        Change.LIVE,
+        default=PoolMode.ACTIVE,
+    )
+    npus: NpuSelection = spec_field("Which NPUs belong to the pool.", Change.ROLLS)
+    classes: list[WorkloadClass] = Field(
+        description="Workload classes and what each is promised.",
+        min_length=1,
+        max_length=16,
+        json_schema_extra={
+            **list_map("name"),
+            **validations(
+                cel(
+                    "self.all(c, (has(c.minPercent) ? c.minPercent : 0) <= (has(c.maxPercent) ? c.maxPercent : 100))",
+                    "minPercent is above maxPercent in a class: lower minPercent or raise maxPercent",
+                ),
+                cel(
+                    "self.map(c, has(c.minPercent) ? c.minPercent : 0).sum() <= 100",
+                    "the classes' minPercent add up to more than 100: lower some, a pool cannot guarantee more than it has",
+                ),
+            ),
+        },
+    )
+    rebalancing: Rebalancing = spec_field("How fast the pool moves NPUs.", Change.LIVE, default=Rebalancing())
+    pod_template: PodTemplate = spec_field("What every inference pod gets.", Change.ROLLS, default=PodTemplate())
+    gateway: GatewayTemplate = spec_field("The pool's gateway.", Change.LIVE, default=GatewayTemplate())
+    alerts: AlertThresholds = spec_field("When the monitors raise an alert.", Change.LIVE, default=AlertThresholds())
+
+    def workload_class(self, name: str) -> WorkloadClass | None:
+        """The class called `name`, if the pool has it."""
+        return next((c for c in self.classes if c.name == name), None)
+
+
+class ClassLedger(ApiModel):
+    """One class in the ledger, in NPUs."""
+
+    name: DnsLabel
+    guaranteed: int = Field(ge=0, description="Guaranteed NPUs.")
+    ceiling: int = Field(ge=0, description="Most NPUs that the class may hold.")
+    used: int = Field(ge=0, description="NPUs charged to the class, draining and pending included.")
+    borrowed: int = Field(ge=0, description="NPUs used above the guarantee.")
+    draining: int = Field(ge=0, description="NPUs of replicas that drain or terminate.")
+    pending: int = Field(ge=0, description="NPUs of replicas that are not ready yet.")
+
+
+class Decision(ApiModel):
+    """One decision and its reason."""
+
+    time: Timestamp
+    model: Text = Field(description="namespace/name of the model.")
+    reason: Annotated[str, StringConstraints(max_length=64)]
+    message: Text
+
+
+class InferencePoolStatus(ApiModel):
+    """The ledger, conditions and the last decisions."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    nominal: int = Field(default=0, ge=0, description="NPUs of the matching nodes, healthy or not.")
+    supply: int = Field(default=0, ge=0, description="Allocatable NPUs of ready, schedulable nodes, less those that foreign pods hold.")
+    foreign: int = Field(default=0, ge=0, description="NPUs held by pods that are not npufleet's.")
+    allocated: int = Field(default=0, ge=0, description="NPUs charged to models, draining and pending included.")
+    draining: int = Field(default=0, ge=0, description="NPUs of replicas that drain or terminate.")
+    models: int = Field(default=0, ge=0, description="Models that refer to the pool.")
+    endpoint: Text = Field(default="", description="Address of the gateway inside the cluster.")
+    classes: list[ClassLedger] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
+    decisions: list[Decision] = Field(default=[], max_length=20, json_schema_extra=LIST_ATOMIC)
+    conditions: ConditionList = Field(default=[], max_length=16, json_schema_extra=list_map("type"))
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of type `kind`, if present."""
+        return next((c for c in self.conditions if c.type == kind), None)
