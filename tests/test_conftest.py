@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,12 +36,12 @@ async def test_leaks():
 LEAKS_PROCESS = """
 import os, subprocess
 def test_leaks():
-    test_leaks.process = subprocess.Popen(["sh", "-c", "exec sleep 2"], start_new_session=True)
+    test_leaks.process = subprocess.Popen(["sh", "-c", "exec sleep 60"], start_new_session=True)
 """
 LEAKS_THREAD = """
 import threading, time
 def test_leaks():
-    threading.Thread(target=time.sleep, args=(1,), name="forgotten").start()
+    threading.Thread(target=time.sleep, args=(3,), name="forgotten").start()
 """
 
 
@@ -61,12 +64,14 @@ def test_a_clean_run_passes(tmp_path: Path) -> None:
     [
         (LEAKS_TASK, "forgotten"),
         (LEAKS_FAILURE, "nobody looks"),
-        (LEAKS_PROCESS, "sleep 2"),
+        (LEAKS_PROCESS, "sleep 60"),
         (LEAKS_THREAD, "thread forgotten"),
     ],
     ids=["task", "failed task", "process", "thread"],
 )
 def test_a_leak_fails_the_run_and_is_named(tmp_path: Path, source: str, named: str) -> None:
     result = run(tmp_path, source)
+    for pid in re.findall(r"^process (\d+): sleep 60$", result.stdout, re.MULTILINE):
+        os.kill(int(pid), signal.SIGKILL)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
     assert named in result.stdout
