@@ -39,6 +39,7 @@ class ModelCondition(StrEnum):
     CAPACITY = "CapacityAvailable"
     AVAILABLE = "Available"
     ROLLED_OUT = "RolledOut"
+    ROUTED = "Routed"
     NOT_YET_EFFECTIVE = "NotYetEffective"
     READY = "Ready"
 
@@ -49,6 +50,7 @@ class PoolCondition(StrEnum):
     ACCEPTED = "Accepted"
     CAPACITY = "CapacityAvailable"
     GATEWAY = "GatewayAvailable"
+    NOT_YET_EFFECTIVE = "NotYetEffective"
     READY = "Ready"
 
 
@@ -89,6 +91,8 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     WAITING_FOR_SPARE = "WaitingForSpareNPUs"
     ROLLED_OUT = "RolledOut"
+    # Routed
+    ROUTED = "Routed"
     # NotYetEffective
     FIELDS_NOT_YET_EFFECTIVE = "FieldsNotYetEffective"
     ALL_EFFECTIVE = "AllFieldsEffective"

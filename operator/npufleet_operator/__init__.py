@@ -1,0 +1,1 @@
+"""The npufleet operator: observes, plans, applies."""

@@ -1,0 +1,184 @@
+"""Whether a model can be served as it asks: an ordered chain of checks, the first refusal wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from npufleet_api.conditions import Reason
+from npufleet_api.model import AscendModelSpec, EngineProfile, RuntimeName
+from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
+from npufleet_operator.core.capacity import selects
+from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a model is not served as it asks, and what to write instead."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """A model that could be parsed, beside the pool that it asks for."""
+
+    model: ModelView
+    spec: AscendModelSpec
+    pool_name: str
+    pool: InferencePoolSpec
+    namespaces: Mapping[str, Mapping[str, str]]
+    config: OperatorConfig
+
+
+Check = Callable[[Application], Refusal | None]
+
+
+def judge(model: ModelView, pool: PoolView | None, namespaces: Mapping[str, Mapping[str, str]], config: OperatorConfig) -> Refusal | None:
+    """None if the model is accepted."""
+    if model.spec is None:
+        return Refusal(Reason.SPEC_REFUSED, model.spec_error)
+    if pool is None:
+        return Refusal(
+            Reason.POOL_NOT_FOUND,
+            f"spec.poolRef.name: there is no InferencePool {model.pool_name!r}; create it or name another (kubectl get npool). "
+            "What runs is kept as it is",
+        )
+    if pool.spec is None:
+        return Refusal(Reason.POOL_REFUSED, f"InferencePool {pool.name!r} has a spec that cannot be used: {pool.spec_error}")
+    application = Application(model, model.spec, pool.name, pool.spec, namespaces, config)
+    return next((refusal for check in CHECKS if (refusal := check(application))), None)
+
+
+def _class_exists(a: Application) -> Refusal | None:
+    if a.pool.workload_class(a.spec.workload_class):
+        return None
+    names = ", ".join(sorted(c.name for c in a.pool.classes))
+    return Refusal(
+        Reason.CLASS_NOT_FOUND,
+        f"spec.workloadClass: pool {a.pool_name!r} has no class {a.spec.workload_class!r}; choose one of: {names}",
+    )
+
+
+def _namespace_allowed(a: Application) -> Refusal | None:
+    workload_class = a.pool.workload_class(a.spec.workload_class)
+    if workload_class is None or _matches(workload_class.namespace_selector, a.namespaces.get(a.model.namespace, {})):
+        return None
+    return Refusal(
+        Reason.NAMESPACE_NOT_ALLOWED,
+        f"spec.workloadClass: namespace {a.model.namespace!r} may not claim class {workload_class.name!r} of pool {a.pool_name!r}; "
+        "choose another class, or ask the pool's owner to widen its namespaceSelector",
+    )
+
+
+def _runtime_implemented(a: Application) -> Refusal | None:
+    if a.spec.runtime.name is RuntimeName.NATIVE:
+        return None
+    return Refusal(Reason.NOT_IMPLEMENTED, "spec.runtime.name: VLLMAscend is not implemented yet; set it to Native")
+
+
+def _parallelism_implemented(a: Application) -> Refusal | None:
+    for name, value in (("tensor", a.spec.parallelism.tensor), ("pipeline", a.spec.parallelism.pipeline)):
+        if value > 1:
+            return Refusal(Reason.NOT_IMPLEMENTED, f"spec.parallelism.{name}: {value} is not implemented yet; set it to 1")
+    return None
+
+
+def _source_implemented(a: Application) -> Refusal | None:
+    scheme = a.spec.model.uri.partition("://")[0]
+    if scheme == "pvc":
+        return None
+    return Refusal(
+        Reason.NOT_IMPLEMENTED,
+        f"spec.model.uri: sources with {scheme}:// are not implemented yet; copy the model to a volume and write pvc://CLAIM/PATH",
+    )
+
+
+def _zero_implemented(a: Application) -> Refusal | None:
+    if a.spec.scaling.min_replicas > 0 or a.spec.replicas is not None:
+        return None
+    return Refusal(
+        Reason.NOT_IMPLEMENTED,
+        "spec.scaling.minReplicas: 0 (scale to zero) is not implemented yet; set it to 1 or more, or pin spec.replicas",
+    )
+
+
+def _engine_image(a: Application) -> Refusal | None:
+    if a.pool.pod_template.images.engine or a.config.engine_image:
+        return None
+    return Refusal(
+        Reason.ENGINE_IMAGE_MISSING,
+        f"pool {a.pool_name!r} has no engine image: set spec.podTemplate.images.engine there, or image.engine in the chart's values",
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    _class_exists,
+    _namespace_allowed,
+    _runtime_implemented,
+    _parallelism_implemented,
+    _source_implemented,
+    _zero_implemented,
+    _engine_image,
+)
+
+
+def _matches(selector: NamespaceSelector, labels: Mapping[str, str]) -> bool:
+    return selects(selector.match_labels, labels) and all(_meets(r, labels) for r in selector.match_expressions)
+
+
+def _meets(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
+    present = requirement.key in labels
+    value = labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return present and value in requirement.values
+        case "NotIn":
+            return not present or value not in requirement.values
+        case "Exists":
+            return present
+        case _:
+            return not present
+
+
+def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
+    """Who keeps each served name: the oldest model, then the first by namespace and name."""
+    keepers: dict[str, ModelView] = {}
+    for model in sorted(models, key=lambda m: (m.created, m.key)):
+        keepers.setdefault(model.served_name, model)
+    return keepers
+
+
+def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
+    """Fields that are set and that this release stores, but does not act on."""
+    fields = []
+    if spec.slo is not None:
+        fields.append("slo (measured and shown, not scaled on)")
+    if spec.replicas is None and spec.scaling.max_replicas is not None and spec.scaling.max_replicas > spec.scaling.min_replicas:
+        fields.append("scaling.maxReplicas (elastic scaling; minReplicas are kept)")
+    if spec.engine.profile is not EngineProfile.BALANCED:
+        fields.append("engine.profile (only its batch sizes are used)")
+    if spec.model.revision is not None:
+        fields.append("model.revision (a volume has no revisions)")
+    if spec.model.secret_ref is not None:
+        fields.append("model.secretRef (a volume needs no credentials)")
+    return fields
+
+
+def pool_fields_without_effect(spec: InferencePoolSpec) -> list[str]:
+    """Fields of a pool that this release stores, but does not act on, where they are not at their default."""
+    fields = []
+    if any(c.min_percent > 0 for c in spec.classes):
+        fields.append("classes[].minPercent (served first when NPUs are handed out; nothing is taken back for it)")
+    for name, value in (("cooldown_seconds", "cooldownSeconds"), ("reclaim", "reclaim")):
+        if getattr(spec.rebalancing, name) != type(spec.rebalancing).model_fields[name].default:
+            fields.append(f"rebalancing.{value} (elastic scaling)")
+    if spec.pod_template.allowed_images:
+        fields.append("podTemplate.allowedImages (runtime VLLMAscend)")
+    return fields
+
+
+def class_bounds(workload_class: WorkloadClass, nominal: int) -> tuple[int, int]:
+    """Guarantee and ceiling of a class in NPUs; both round down."""
+    return nominal * workload_class.min_percent // 100, nominal * workload_class.max_percent // 100

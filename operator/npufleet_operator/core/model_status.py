@@ -1,0 +1,178 @@
+"""An AscendModel's status: figures and conditions, from the plan that was made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from npufleet_api.conditions import ModelCondition, Reason
+from npufleet_api.model import AscendModelSpec, AscendModelStatus, Rollout
+from npufleet_api.pool import Decision
+from npufleet_operator.core.acceptance import Refusal, model_fields_without_effect
+from npufleet_operator.core.conditions import Conditions
+from npufleet_operator.core.engine_settings import resolved
+from npufleet_operator.core.measured import measured_slo
+from npufleet_operator.core.objects.pod import Blueprint
+from npufleet_operator.core.observed import ModelView, TrafficView
+from npufleet_operator.core.replicas import Replicas
+from npufleet_operator.core.trouble import Trouble, worst
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was planned for one model."""
+
+    model: ModelView
+    replicas: Replicas
+    desired: int
+    npus_charged: int
+    refusal: Refusal | None = None
+    plan: Blueprint | None = None
+    short: Refusal | None = None
+    """Why fewer replicas run than are wanted, where NPUs are the reason."""
+    waits_for_spare: bool = False
+    endpoint: str = ""
+    name_keeper: ModelView | None = None
+    create_refused: str = ""
+    decision: Decision | None = None
+
+
+def model_status(o: Outcome, traffic: TrafficView, now: datetime) -> AscendModelStatus:
+    """The whole status."""
+    conditions = Conditions(o.model.status.conditions, o.model.generation, now)
+    trouble = worst([pod for pod in o.replicas.live if not pod.engine_ready])
+    _accepted(conditions, o)
+    _capacity(conditions, o)
+    _available(conditions, o, trouble)
+    _rolled_out(conditions, o)
+    _routed(conditions, o)
+    _effective(conditions, o.model.spec)
+    _ready(conditions, o, trouble)
+    spec = o.model.spec
+    return AscendModelStatus(
+        observed_generation=o.model.generation,
+        replicas=len(o.replicas.live),
+        ready_replicas=o.replicas.ready,
+        desired_replicas=o.desired,
+        draining_replicas=o.replicas.leaving,
+        updated_replicas=len(o.replicas.current),
+        npus=o.npus_charged,
+        revision=o.plan.revision if o.plan else o.model.status.revision,
+        endpoint=o.endpoint,
+        served_name=o.model.served_name,
+        slo=measured_slo(traffic, o.model.key, spec) if spec else None,
+        engine=resolved(o.plan.settings) if o.plan else o.model.status.engine,
+        last_decision=o.decision or o.model.status.last_decision,
+        last_scaled_time=_last_scaled(o),
+        conditions=conditions.result(),
+    )
+
+
+def _last_scaled(o: Outcome) -> str | None:
+    if o.decision and o.decision.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN):
+        return o.decision.time
+    return o.model.status.last_scaled_time
+
+
+def _accepted(conditions: Conditions, o: Outcome) -> None:
+    if o.refusal:
+        conditions.set(ModelCondition.ACCEPTED, False, o.refusal.reason, o.refusal.message)
+    else:
+        conditions.set(ModelCondition.ACCEPTED, True, Reason.ACCEPTED, f"accepted by pool {o.model.pool_name!r}")
+
+
+def _capacity(conditions: Conditions, o: Outcome) -> None:
+    if o.refusal:
+        conditions.set(ModelCondition.CAPACITY, None, Reason.PENDING, "not planned: the model is not accepted")
+    elif o.short:
+        conditions.set(ModelCondition.CAPACITY, False, o.short.reason, o.short.message)
+    else:
+        conditions.set(ModelCondition.CAPACITY, True, Reason.AS_EXPECTED, f"{o.npus_charged} NPUs are charged to the model")
+
+
+def _available(conditions: Conditions, o: Outcome, trouble: Trouble | None) -> None:
+    ready = o.replicas.ready
+    if ready:
+        conditions.set(ModelCondition.AVAILABLE, True, Reason.READY, f"{ready} of {o.desired} replicas serve")
+        return
+    reason, message = _idle_reason(o, trouble)
+    conditions.set(ModelCondition.AVAILABLE, False, reason, message)
+
+
+def _idle_reason(o: Outcome, trouble: Trouble | None) -> tuple[Reason, str]:
+    """Why no replica serves."""
+    if o.create_refused:
+        return Reason.CREATE_REFUSED, f"the API server refused an object of the model: {o.create_refused}"
+    if trouble:
+        return trouble.reason, trouble.message
+    if o.refusal:
+        return o.refusal.reason, o.refusal.message
+    if o.desired == 0:
+        return Reason.SCALED_TO_ZERO, "spec.replicas is 0; raise it to serve"
+    if o.short:
+        return o.short.reason, o.short.message
+    return Reason.LOADING, "replicas are being created"
+
+
+def _rolled_out(conditions: Conditions, o: Outcome) -> None:
+    old = len(o.replicas.outdated)
+    if o.refusal or o.plan is None:
+        conditions.set(ModelCondition.ROLLED_OUT, None, Reason.PENDING, "not planned: what runs is kept as it is")
+    elif not old and not o.replicas.draining and len(o.replicas.current) >= o.desired:
+        conditions.set(ModelCondition.ROLLED_OUT, True, Reason.ROLLED_OUT, f"all replicas are of revision {o.plan.revision}")
+    elif o.waits_for_spare:
+        remedy = (
+            "free NPUs, raise the class's maxPercent, or set spec.rollout to Recreate to accept a gap"
+            if o.model.spec and o.model.spec.rollout is Rollout.ROLLING_UPDATE
+            else "free NPUs"
+        )
+        conditions.set(
+            ModelCondition.ROLLED_OUT,
+            False,
+            Reason.WAITING_FOR_SPARE,
+            f"{old} replica(s) wait to be replaced: the only one that serves is not taken away while no NPUs are spare; {remedy}",
+        )
+    else:
+        conditions.set(
+            ModelCondition.ROLLED_OUT,
+            False,
+            Reason.ROLLING_OUT,
+            f"revision {o.plan.revision}: {len(o.replicas.current)} of {o.desired} replicas, {old} to be replaced, "
+            f"{o.replicas.leaving} leaving",
+        )
+
+
+def _routed(conditions: Conditions, o: Outcome) -> None:
+    name, keeper = o.model.served_name, o.name_keeper
+    if keeper is None or keeper.uid == o.model.uid:
+        conditions.set(ModelCondition.ROUTED, True, Reason.ROUTED, f"clients reach the model as {name!r} and {'/'.join(o.model.key)!r}")
+        return
+    conditions.set(
+        ModelCondition.ROUTED,
+        False,
+        Reason.SERVED_NAME_TAKEN,
+        f"spec.model.servedName: {name!r} belongs to the older model {'/'.join(keeper.key)}; clients reach this one as "
+        f"{'/'.join(o.model.key)!r}; choose another servedName",
+    )
+
+
+def _effective(conditions: Conditions, spec: AscendModelSpec | None) -> None:
+    fields = model_fields_without_effect(spec) if spec else []
+    if fields:
+        message = f"set, but without effect in this release: {'; '.join(fields)}"
+        conditions.set(ModelCondition.NOT_YET_EFFECTIVE, True, Reason.FIELDS_NOT_YET_EFFECTIVE, message)
+    else:
+        conditions.set(ModelCondition.NOT_YET_EFFECTIVE, False, Reason.ALL_EFFECTIVE, "every field that is set has its effect")
+
+
+def _ready(conditions: Conditions, o: Outcome, trouble: Trouble | None) -> None:
+    ready = o.replicas.ready
+    if o.refusal:
+        conditions.set(ModelCondition.READY, False, o.refusal.reason, o.refusal.message)
+    elif ready >= o.desired > 0:
+        conditions.set(ModelCondition.READY, True, Reason.READY, f"{ready} of {o.desired} replicas serve")
+    elif ready:
+        reason, message = _idle_reason(o, trouble)
+        conditions.set(ModelCondition.READY, False, Reason.DEGRADED, f"{ready} of {o.desired} replicas serve: {reason}: {message}")
+    else:
+        conditions.set(ModelCondition.READY, False, *_idle_reason(o, trouble))

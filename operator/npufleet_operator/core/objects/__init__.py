@@ -1,0 +1,1 @@
+"""One builder per kind: from a resource to the object that the operator applies."""

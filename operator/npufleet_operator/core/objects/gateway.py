@@ -1,0 +1,103 @@
+"""A pool's gateway: Deployment and Service in the operator's namespace, without an owner: a pool deleted by mistake is not cut off."""
+
+from __future__ import annotations
+
+from npufleet_api.contract import (
+    COMPONENT_LABEL,
+    GATEWAY_PORT,
+    HEALTH_PATH,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    POOL_LABEL,
+    POOL_NAME_ANNOTATION,
+    READY_PATH,
+)
+from npufleet_api.pool import InferencePoolSpec
+from npufleet_operator.core.naming import gateway_child, slug
+from npufleet_operator.core.objects.common import CONTAINER_SECURITY, POD_SECURITY, Manifest, without_none
+from npufleet_operator.core.objects.pod import identity_env
+from npufleet_operator.core.observed import OperatorConfig
+
+GATEWAY_COMPONENT = "gateway"
+DEFAULT_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+GRACE_SECONDS = 150
+
+
+def gateway_labels(pool: str) -> dict[str, str]:
+    """Labels of the gateway's objects and pods."""
+    return {MANAGED_BY_LABEL: MANAGED_BY, COMPONENT_LABEL: GATEWAY_COMPONENT, POOL_LABEL: slug(pool)}
+
+
+def gateway_endpoint(pool: str, namespace: str) -> str:
+    """OpenAI base URL of the pool inside the cluster."""
+    return f"http://{gateway_child(pool)}.{namespace}.svc:{GATEWAY_PORT}/v1"
+
+
+def build_gateway_service(pool: str, config: OperatorConfig) -> Manifest:
+    """The pool's door."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(pool, config),
+        "spec": {
+            "type": config.gateway_service_type,
+            "selector": gateway_labels(pool),
+            "ports": [{"name": "http", "port": GATEWAY_PORT, "targetPort": GATEWAY_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: OperatorConfig) -> Manifest:
+    """Updated without a gap: a new gateway is ready before an old one ends."""
+    labels = gateway_labels(pool)
+    container = {
+        "name": "gateway",
+        "image": config.control_image,
+        "imagePullPolicy": config.image_pull_policy,
+        "command": ["npufleet-gateway", "serve", "--pool", pool, "--port", str(GATEWAY_PORT)],
+        "env": identity_env(),
+        "ports": [{"name": "http", "containerPort": GATEWAY_PORT, "protocol": "TCP"}],
+        "resources": dict(config.gateway_resources) or DEFAULT_RESOURCES,
+        "readinessProbe": {"httpGet": {"path": READY_PATH, "port": GATEWAY_PORT}, "periodSeconds": 2, "timeoutSeconds": 2},
+        "livenessProbe": {
+            "httpGet": {"path": HEALTH_PATH, "port": GATEWAY_PORT},
+            "initialDelaySeconds": 20,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108  # the container's own emptyDir
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(pool, config),
+        "spec": {
+            "replicas": spec.gateway.replicas,
+            "selector": {"matchLabels": labels},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": labels, "annotations": {POOL_NAME_ANNOTATION: pool}},
+                "spec": without_none(
+                    {
+                        "serviceAccountName": config.gateway_service_account,
+                        "securityContext": POD_SECURITY,
+                        "terminationGracePeriodSeconds": GRACE_SECONDS,
+                        "imagePullSecrets": [{"name": name} for name in config.image_pull_secrets],
+                        "containers": [container],
+                        "volumes": [{"name": "tmp", "emptyDir": {}}],
+                    }
+                ),
+            },
+        },
+    }
+
+
+def _metadata(pool: str, config: OperatorConfig) -> Manifest:
+    return {
+        "name": gateway_child(pool),
+        "namespace": config.namespace,
+        "labels": gateway_labels(pool),
+        "annotations": {POOL_NAME_ANNOTATION: pool},
+    }

@@ -1,0 +1,191 @@
+"""The inference pod: the engine, and the monitor as a native sidecar."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from npufleet_api.contract import (
+    ADMIN_PORT,
+    ENGINE_CONTAINER,
+    ENGINE_PORT,
+    ENGINE_SETTINGS_FILE,
+    HEALTH_PATH,
+    MODEL_DIR,
+    MONITOR_CONTAINER,
+    MONITOR_DIR,
+    MONITOR_PORT,
+    MONITOR_SETTINGS_FILE,
+    POD_IP_ENV,
+    POD_NAME_ENV,
+    POD_NAMESPACE_ENV,
+    POD_UID_ENV,
+    READY_PATH,
+    REVISION_LABEL,
+    SETTINGS_DIR,
+    SLOT_LABEL,
+    TERMINATION_MESSAGE_PATH,
+)
+from npufleet_api.model import AscendModelSpec
+from npufleet_api.pool import InferencePoolSpec
+from npufleet_api.settings import EngineSettings
+from npufleet_operator.core.engine_settings import engine_settings
+from npufleet_operator.core.naming import REVISION_LENGTH, monitor_child, pod_name, settings_child
+from npufleet_operator.core.objects.common import CONTAINER_SECURITY, POD_SECURITY, Manifest, model_labels, model_metadata, without_none
+from npufleet_operator.core.observed import ModelView, OperatorConfig
+
+GRACE_MARGIN_SECONDS = 30
+"""Beyond the drain: the engine's own shutdown, and the seconds in which it still accepts while endpoints change."""
+
+MONITOR_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What every replica of one revision of a model looks like."""
+
+    revision: str
+    settings: EngineSettings
+    pod_spec: Manifest
+
+
+def claim_and_path(uri: str) -> tuple[str, str]:
+    """Claim and path within it of a pvc:// URI."""
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    return claim, path.strip("/")
+
+
+def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Blueprint:
+    """Settings, pod spec and revision. What the pool may change live (drainSeconds) is not part of the revision."""
+    settings = engine_settings(model.namespace, model.name, spec, pool)
+    pod_spec = _pod_spec(model, spec, pool, config)
+    rolled = settings.model_copy(update={"shutdown": settings.shutdown.model_copy(update={"drain_seconds": 0.0})})
+    hashed = json.dumps(
+        [pod_spec, rolled.model_dump(mode="json", by_alias=True), model_labels(model)], sort_keys=True, separators=(",", ":")
+    )
+    revision = hashlib.sha256(hashed.encode()).hexdigest()[:REVISION_LENGTH]
+    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec)
+
+
+def build_pod(model: ModelView, plan: Blueprint, slot: int) -> Manifest:
+    """The replica in `slot`."""
+    metadata = model_metadata(model, pod_name(model.name, plan.revision, slot))
+    metadata["labels"] = {**metadata["labels"], REVISION_LABEL: plan.revision, SLOT_LABEL: str(slot)}
+    grace = int(plan.settings.shutdown.accept_seconds + plan.settings.shutdown.drain_seconds) + GRACE_MARGIN_SECONDS
+    settings_volume = {"name": "settings", "configMap": {"name": settings_child(model.name, plan.revision)}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            **plan.pod_spec,
+            "terminationGracePeriodSeconds": grace,
+            "volumes": [settings_volume, *plan.pod_spec["volumes"]],
+        },
+    }
+
+
+def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
+    template = pool.pod_template
+    claim, sub_path = claim_and_path(spec.model.uri)
+    security: Manifest = {**POD_SECURITY}
+    if template.supplemental_groups:
+        security["supplementalGroups"] = sorted(template.supplemental_groups)
+    volumes: list[Manifest] = [
+        {"name": "monitor-settings", "configMap": {"name": monitor_child(model.name)}},
+        {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{template.shm_size_mi}Mi"}},
+        *({"name": f"driver-{v.name}", "hostPath": {"path": v.host_path}} for v in template.driver_volumes),
+    ]
+    pull_secrets = [*config.image_pull_secrets, *template.image_pull_secrets]
+    return without_none(
+        {
+            "restartPolicy": "Always",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": security,
+            "nodeSelector": {**pool.npus.node_selector, **template.node_selector},
+            "tolerations": [t.model_dump(by_alias=True, exclude_none=True) for t in template.tolerations],
+            "runtimeClassName": template.runtime_class_name,
+            "schedulerName": template.scheduler_name,
+            "priorityClassName": template.priority_class_name,
+            "imagePullSecrets": [{"name": name} for name in dict.fromkeys(pull_secrets)],
+            "initContainers": [_monitor(pool, config)],
+            "containers": [_engine(spec, pool, config, sub_path)],
+            "volumes": volumes,
+        }
+    )
+
+
+def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, sub_path: str) -> Manifest:
+    template = pool.pod_template
+    npus = {pool.npus.resource_name: str(spec.parallelism.npus)}
+    model_mount = without_none({"name": "model", "mountPath": MODEL_DIR, "readOnly": True, "subPath": sub_path or None})
+    return {
+        "name": ENGINE_CONTAINER,
+        "image": template.images.engine or config.engine_image,
+        "imagePullPolicy": config.image_pull_policy,
+        "command": ["npufleet-pod", "serve", "--settings", f"{SETTINGS_DIR}/{ENGINE_SETTINGS_FILE}"],
+        "env": [*identity_env(), *(v.model_dump(by_alias=True) for v in template.env)],
+        "ports": [
+            {"name": "http", "containerPort": ENGINE_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "requests": {"cpu": spec.resources.cpu, "memory": spec.resources.memory, **npus},
+            "limits": {"memory": spec.resources.memory, **npus},
+        },
+        "readinessProbe": {
+            "httpGet": {"path": READY_PATH, "port": ENGINE_PORT},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": HEALTH_PATH, "port": ENGINE_PORT},
+            "initialDelaySeconds": 30,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "terminationMessagePath": TERMINATION_MESSAGE_PATH,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [
+            {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
+            model_mount,
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own emptyDir
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the container's own emptyDir
+            *({"name": f"driver-{v.name}", "mountPath": v.mount_path, "readOnly": True} for v in template.driver_volumes),
+        ],
+    }
+
+
+def _monitor(pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
+    """No probes: a failing one would hold the engine back, and a crash of the monitor must not stop traffic."""
+    return {
+        "name": MONITOR_CONTAINER,
+        "restartPolicy": "Always",
+        "image": pool.pod_template.images.monitor or config.control_image,
+        "imagePullPolicy": config.image_pull_policy,
+        "command": ["npufleet-monitor", "serve", "--settings", f"{MONITOR_DIR}/{MONITOR_SETTINGS_FILE}"],
+        "env": identity_env(),
+        "ports": [{"name": "monitor", "containerPort": MONITOR_PORT, "protocol": "TCP"}],
+        "resources": MONITOR_RESOURCES,
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [{"name": "monitor-settings", "mountPath": MONITOR_DIR, "readOnly": True}],
+    }
+
+
+def identity_env() -> list[Any]:
+    """The pod's own name, namespace, UID and address, for logs and reports."""
+    fields = {
+        POD_NAME_ENV: "metadata.name",
+        POD_NAMESPACE_ENV: "metadata.namespace",
+        POD_UID_ENV: "metadata.uid",
+        POD_IP_ENV: "status.podIP",
+    }
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]

@@ -1,0 +1,166 @@
+"""What the operator sees of the cluster, as frozen data. Built at the border, read by the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from npufleet_api.contract import EngineState
+from npufleet_api.model import AscendModelSpec, AscendModelStatus
+from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
+from npufleet_api.report import DataState, GatewayReport
+
+ModelKey = tuple[str, str]
+"""Namespace and name of an AscendModel."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """An InferencePool. `spec` is None when it could not be parsed; `spec_error` then names field, value and remedy."""
+
+    name: str
+    uid: str
+    generation: int
+    spec: InferencePoolSpec | None
+    spec_error: str
+    status: InferencePoolStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """An AscendModel. `pool_name` is known even where the rest of the spec could not be parsed."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: datetime
+    pool_name: str
+    spec: AscendModelSpec | None
+    spec_error: str
+    status: AscendModelStatus
+
+    @property
+    def key(self) -> ModelKey:
+        """Namespace and name."""
+        return (self.namespace, self.name)
+
+    @property
+    def served_name(self) -> str:
+        """Name that clients send; the resource's name by default."""
+        return (self.spec.model.served_name if self.spec else None) or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod that holds NPUs or that npufleet owns."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: datetime
+    labels: Mapping[str, str]
+    owner_uid: str
+    owner_name: str
+    """AscendModel that controls the pod; empty for foreign pods."""
+    node: str
+    phase: str
+    requests: Mapping[str, int]
+    """Extended resources that the pod asks for, by name."""
+    ip: str = ""
+    terminating: bool = False
+    engine_ready: bool = False
+    engine_started: bool = False
+    """The engine container runs, ready or not."""
+    engine_restarts: int = 0
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    terminated_message: str = ""
+    """Last words of the engine container, from its termination message."""
+    scheduling_message: str = ""
+    drain_started: datetime | None = None
+    drain_reason: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return (self.namespace, self.name)
+
+    @property
+    def finished(self) -> bool:
+        """The pod has ended and holds no NPU any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node, with extended resources as whole numbers by name."""
+
+    name: str
+    labels: Mapping[str, str]
+    ready: bool
+    schedulable: bool
+    capacity: Mapping[str, int]
+    allocatable: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProbe:
+    """What the admin port of a draining replica answered; None where it could not be reached."""
+
+    state: EngineState | None
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficView:
+    """What the pool's gateways report, and how far it can be trusted."""
+
+    data: DataState = DataState.NO_DATA
+    reports: tuple[GatewayReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """State of a pool's gateway Deployment."""
+
+    exists: bool = False
+    ready_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    """What the chart tells the operator."""
+
+    namespace: str
+    engine_image: str
+    control_image: str
+    image_pull_policy: str = "IfNotPresent"
+    gateway_service_account: str = "npufleet-gateway"
+    gateway_service_type: str = "ClusterIP"
+    gateway_resources: Mapping[str, Any] = field(default_factory=dict)
+    image_pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that one plan of one pool is made from."""
+
+    pool_name: str
+    pool: PoolView | None
+    models: tuple[ModelView, ...]
+    pods: tuple[PodView, ...]
+    """Pods of npufleet in any pool, and foreign pods that ask for the pool's resource."""
+    nodes: tuple[NodeView, ...]
+    namespaces: Mapping[str, Mapping[str, str]]
+    """Labels of each namespace."""
+    probes: Mapping[str, EngineProbe]
+    """Answers of draining replicas' admin ports, by pod UID."""
+    traffic: TrafficView
+    gateway: GatewayView
+    config: OperatorConfig
+    refused: Mapping[ModelKey, str] = field(default_factory=dict)
+    """Last words of the API server where it refused an object of the model."""
