@@ -11,7 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A deadline, or a complaint about slow drawing, would judge the machine.
+hypothesis.settings.register_profile("npufleet", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("npufleet")
 
 RUN_ENV = "NPUFLEET_TEST_RUN"
 """Inherited by every process that the run starts, so that one that detached itself is found too."""
