@@ -162,10 +162,19 @@ def _resolve(node: Schema, defs: Schema) -> Schema:
         if len(members) != 1:
             raise TypeError(f"a field may be one type or absent, not {members}")
         node = {**_resolve(members[0], defs), **node}
-    if "default" in node and node["default"] is None:
-        del node["default"]
+    if "default" in node:
+        # The API server refuses a null inside a default of a field that is not nullable.
+        default = _without_null(node.pop("default"))
+        if default is not None:
+            node["default"] = default
     if "const" in node:
         node["enum"] = [node.pop("const")]
     if "exclusiveMinimum" in node:
         raise TypeError("use ge, not gt: the API server wants exclusiveMinimum as a boolean")
     return node
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return value

@@ -97,3 +97,13 @@ def test_names_stay_clear_of_the_gateway_api_inference_extension() -> None:
 def test_status_is_a_subresource(name: str) -> None:
     (version,) = CRDS[name]["spec"]["versions"]
     assert version["subresources"] == {"status": {}}
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_no_default_holds_null(name: str) -> None:
+    """kubectl drops a null on its way; server-side apply, which Helm uses, sends it, and the API server refuses the whole CRD."""
+
+    def holds_null(value: Any) -> bool:
+        return value is None or (isinstance(value, dict) and any(holds_null(item) for item in value.values()))
+
+    assert not [path for path, node in nodes(CRDS[name]) if "default" in node and holds_null(node["default"])]
