@@ -1,0 +1,113 @@
+"""The operator's process: mirror, watches, pool tasks, watchdog and endpoints, each owned and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+
+import aiohttp
+from aiohttp import web
+
+from npufleet_api.contract import MANAGED_BY, MANAGED_BY_LABEL, OPERATOR_PORT
+from npufleet_operator.errors import ApiError
+from npufleet_operator.handlers import watch
+from npufleet_operator.settings import OperatorSettings
+from npufleet_operator.shell.client import KubeClient
+from npufleet_operator.shell.events import EventRecorder
+from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, POD, POOL
+from npufleet_operator.shell.mirror import Mirror
+from npufleet_operator.shell.pool_task import PoolTask
+from npufleet_operator.shell.supervisor import Supervisor
+from npufleet_operator.shell.watchdog import Watchdog, Watched
+from npufleet_operator.shell.web import build_app
+
+logger = logging.getLogger(__name__)
+
+PRIME_RETRY_SECONDS = 2.0
+
+
+def watched_kinds() -> tuple[Watched, ...]:
+    """Pools and models first, so that the pods which follow find their owners. Of other kinds only owned objects are watched."""
+    ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+    return (
+        Watched(NAMESPACE),
+        Watched(POOL),
+        Watched(MODEL),
+        Watched(NODE),
+        Watched(POD),
+        *(Watched(kind, label_selector=ours) for kind in CHILDREN),
+        Watched(DEPLOYMENT, label_selector=ours),
+    )
+
+
+async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop, watching, primed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(await KubeClient.connect())
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        mirror = Mirror()
+        watched = watched_kinds()
+        watchdog = Watchdog(client, mirror, watched)
+        events = EventRecorder(client, lambda: datetime.now(UTC))
+        config = settings.config()
+
+        def make_task(name: str) -> PoolTask:
+            return PoolTask(name, client, mirror, session, events, config, time.monotonic)
+
+        supervisor = Supervisor(mirror, make_task, time.monotonic)
+
+        def problems() -> list[str]:
+            stuck = [f"pool task {name} hangs" for name in supervisor.stuck()]
+            return stuck + [f"watch of {kind} is silent" for kind in watchdog.silent()]
+
+        runner = web.AppRunner(build_app(problems, primed.is_set), access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, port=port).start()
+        if not await _prime(watchdog, stop):
+            return
+        primed.set()
+        logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
+        await _until_stopped(stop, watchdog, supervisor, asyncio.create_task(watch(mirror, watched, stop, watching), name="watches"))
+    logger.info("stopped")
+
+
+async def _prime(watchdog: Watchdog, stop: asyncio.Event) -> bool:
+    """Nothing is planned before everything was listed once. False when asked to stop meanwhile."""
+    while not stop.is_set():
+        try:
+            await watchdog.prime()
+        except ApiError as error:
+            logger.warning("waiting for the API server", extra={"error": str(error)})
+            try:
+                await asyncio.wait_for(stop.wait(), PRIME_RETRY_SECONDS)
+            except TimeoutError:
+                continue
+        else:
+            return True
+    return False
+
+
+async def _until_stopped(stop: asyncio.Event, watchdog: Watchdog, supervisor: Supervisor, watches: asyncio.Task[None]) -> None:
+    """The first of these tasks to end, ends all; an error ends the process with it."""
+    tasks = [
+        watches,
+        asyncio.create_task(supervisor.run(), name="pools"),
+        asyncio.create_task(watchdog.run(), name="watchdog"),
+    ]
+    await asyncio.wait([*tasks, stopping := asyncio.create_task(stop.wait(), name="stop")], return_when=asyncio.FIRST_COMPLETED)
+    failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception()]
+    stop.set()
+    for task in (*tasks, stopping):
+        task.cancel()
+    await asyncio.gather(*tasks, stopping, return_exceptions=True)
+    for task in failed:
+        task.result()

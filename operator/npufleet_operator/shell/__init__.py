@@ -1,0 +1,1 @@
+"""The operator's hands: Kubernetes, HTTP, clocks and tasks."""

@@ -1,0 +1,193 @@
+"""`Applier`: carries a plan out. Whatever the API server answers, the next observation decides what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
+from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTATION, FIELD_MANAGER
+from npufleet_operator.core.actions import CancelDrain, CreatePod, DeletePod, DrainPod, Manifest, ObjectId, Plan, object_id
+from npufleet_operator.core.conditions import timestamp
+from npufleet_operator.core.observed import ModelKey
+from npufleet_operator.errors import AdminError, ConflictError, NotFoundError, RefusedError
+from npufleet_operator.shell.client import Json, KubeClient
+from npufleet_operator.shell.compare import satisfies
+from npufleet_operator.shell.engine_admin import EngineAdmin
+from npufleet_operator.shell.kinds import MODEL, POD, POOL, Kind, kind_of
+from npufleet_operator.shell.metrics import APPLIES
+from npufleet_operator.shell.mirror import Mirror
+
+logger = logging.getLogger(__name__)
+
+STATUS_FIELD_MANAGER = f"{FIELD_MANAGER}-status"
+FIGURES_SECONDS = 30.0
+"""Measured figures alone are written no more often than this."""
+CONCURRENCY = 16
+
+
+class Applier:
+    """One per pool task. Unchanged objects are skipped; patches and deletes carry the UID."""
+
+    def __init__(self, client: KubeClient, mirror: Mirror, admin: EngineAdmin, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._admin = admin
+        self._clock = clock
+        self._applied: dict[ObjectId, tuple[str, int]] = {}
+        self._figures_written: dict[ObjectId, float] = {}
+        self._gate = asyncio.Semaphore(CONCURRENCY)
+        self.refused: dict[ModelKey, str] = {}
+        """Last words of the API server where it refused an object of a model, until one is taken."""
+
+    async def carry_out(self, pool: str, plan: Plan) -> bool:
+        """Do everything the plan says. True when something was met that another observation has to settle."""
+        refused: dict[ModelKey, str] = {}
+        settled = await self._all(self._object(manifest, refused) for manifest in plan.objects)
+        settled &= await self._all(self._cancel(step) for step in plan.cancels)
+        settled &= await self._all(self._drain(step) for step in plan.drains)
+        settled &= await self._all(self._delete(step) for step in plan.deletes)
+        settled &= await self._all(self._create(step, refused) for step in plan.creates if step.model not in refused)
+        settled &= await self._all(self._prune(pool, plan))
+        newly_refused = refused != self.refused
+        self.refused = refused
+        settled &= await self._all(self._statuses(pool, plan))
+        return not settled or newly_refused
+
+    async def _all(self, steps: Any) -> bool:
+        async def one(step: Coroutine[Any, Any, None]) -> bool:
+            async with self._gate:
+                try:
+                    await step
+                except (ConflictError, NotFoundError) as error:
+                    logger.info("observing again", extra={"error": str(error)})
+                    return False
+            return True
+
+        return all(await asyncio.gather(*(one(step) for step in steps)))
+
+    async def _object(self, manifest: Manifest, refused: dict[ModelKey, str]) -> None:
+        identity, kind = object_id(manifest), kind_of(manifest)
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        child, version = self._mirror.children.get(identity), self._mirror.version(identity)
+        if child and version and (self._applied.get(identity) == (digest, version.number) or satisfies(child.body, manifest)):
+            return
+        owner = _owner(manifest)
+        if child is None and await self._belongs_to_another(kind, manifest):
+            self._refuse(refused, owner, f"{manifest['kind']} {identity[2]} exists and is not npufleet's: delete or rename it")
+            return
+        try:
+            answer = await self._client.apply(kind, manifest, FIELD_MANAGER)
+        except RefusedError as error:
+            self._refuse(refused, owner, str(error))
+            return
+        APPLIES.labels(kind.kind, "applied").inc()
+        self._mirror.upsert(kind, answer)
+        self._applied[identity] = (digest, int(answer["metadata"]["resourceVersion"]))
+
+    async def _belongs_to_another(self, kind: Kind, manifest: Manifest) -> bool:
+        """Whether an object of that name exists that is not ours: it is left alone."""
+        _, namespace, name = object_id(manifest)
+        try:
+            live = await self._client.get(kind, namespace, name)
+        except NotFoundError:
+            return False
+        wanted, have = manifest["metadata"], live["metadata"]
+        if wanted.get("ownerReferences"):
+            return [o["uid"] for o in have.get("ownerReferences") or []] != [o["uid"] for o in wanted["ownerReferences"]]
+        return not satisfies(have.get("labels") or {}, wanted["labels"])
+
+    def _refuse(self, refused: dict[ModelKey, str], owner: ModelKey | None, message: str) -> None:
+        logger.warning("object refused", extra={"error": message})
+        if owner:
+            refused[owner] = message
+
+    async def _create(self, step: CreatePod, refused: dict[ModelKey, str]) -> None:
+        try:
+            answer = await self._client.create(POD, step.model[0], step.manifest, FIELD_MANAGER)
+        except RefusedError as error:
+            self._refuse(refused, step.model, str(error))
+            return
+        APPLIES.labels("Pod", "created").inc()
+        self._mirror.upsert(POD, answer)
+
+    async def _drain(self, step: DrainPod) -> None:
+        """The annotation first: it takes the pod out of routing, and survives this process."""
+        if step.pod.drain_started is None:
+            await self._annotate(step.pod, timestamp(step.since), step.reason.value)
+            APPLIES.labels("Pod", "drained").inc()
+        try:
+            await self._admin.drain(step.pod, step.deadline_seconds, step.reason.value)
+        except AdminError as error:
+            logger.warning("drain was not heard", extra={"pod": step.pod.name, "error": str(error)})
+
+    async def _cancel(self, step: CancelDrain) -> None:
+        """The engine first: only one that accepts work again is routed to."""
+        try:
+            await self._admin.cancel(step.pod)
+        except AdminError as error:
+            raise ConflictError(str(error), 0) from error
+        await self._annotate(step.pod, None, None)
+        APPLIES.labels("Pod", "drain-cancelled").inc()
+
+    async def _annotate(self, pod: Any, started: str | None, reason: str | None) -> None:
+        annotations = {DRAIN_STARTED_ANNOTATION: started, DRAIN_REASON_ANNOTATION: reason}
+        patch = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        self._mirror.upsert(POD, await self._client.merge(POD, pod.namespace, pod.name, patch, FIELD_MANAGER))
+
+    async def _delete(self, step: DeletePod) -> None:
+        answer = await self._client.delete(POD, step.pod.namespace, step.pod.name, step.pod.uid, step.grace_seconds)
+        APPLIES.labels("Pod", "deleted").inc()
+        if answer.get("kind") == "Pod":
+            self._mirror.upsert(POD, answer)
+
+    def _prune(self, pool: str, plan: Plan) -> list[Coroutine[Any, Any, None]]:
+        named = {object_id(manifest) for manifest in plan.objects} | plan.keep
+        return [
+            self._delete_child(identity, child.uid)
+            for identity, child in list(self._mirror.children.items())
+            if identity not in named and (child.owner_uid in plan.prune_owners or (plan.prune_gateway and child.pool == pool))
+        ]
+
+    async def _delete_child(self, identity: ObjectId, uid: str) -> None:
+        kind = kind_of({"kind": identity[0]})
+        await self._client.delete(kind, identity[1], identity[2], uid)
+        APPLIES.labels(kind.kind, "pruned").inc()
+
+    def _statuses(self, pool: str, plan: Plan) -> list[Coroutine[Any, Any, None]]:
+        steps = []
+        for key, status in plan.model_status.items():
+            model = self._mirror.models.get(key)
+            if model:
+                steps.append(self._status(MODEL, MODEL_KIND, key[0], key[1], model.uid, _dump(model.status), _dump(status)))
+        view = self._mirror.pools.get(pool)
+        if view and plan.pool_status:
+            steps.append(self._status(POOL, POOL_KIND, "", pool, view.uid, _dump(view.status), _dump(plan.pool_status)))
+        return steps
+
+    async def _status(self, kind: Kind, name_of_kind: str, namespace: str, name: str, uid: str, before: Json, wanted: Json) -> None:
+        if before == wanted:
+            return
+        identity, now = (name_of_kind, namespace, name), self._clock()
+        figures_only = {**before, "slo": None} == {**wanted, "slo": None}
+        if figures_only and now - self._figures_written.get(identity, float("-inf")) < FIGURES_SECONDS:
+            return
+        metadata = {"name": name, "uid": uid, **({"namespace": namespace} if namespace else {})}
+        manifest = {"apiVersion": API_VERSION, "kind": name_of_kind, "metadata": metadata, "status": wanted}
+        self._mirror.upsert(kind, await self._client.apply(kind, manifest, STATUS_FIELD_MANAGER, "status"))
+        self._figures_written[identity] = now
+        APPLIES.labels(name_of_kind, "status").inc()
+
+
+def _owner(manifest: Mapping[str, Any]) -> ModelKey | None:
+    owners = manifest["metadata"].get("ownerReferences")
+    return (manifest["metadata"]["namespace"], owners[0]["name"]) if owners else None
+
+
+def _dump(status: Any) -> Json:
+    dumped: Json = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dumped

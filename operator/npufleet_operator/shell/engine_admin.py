@@ -1,0 +1,62 @@
+"""The engine's admin port, as the operator uses it: state, drain, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import aiohttp
+from pydantic import ValidationError
+
+from npufleet_api.contract import ADMIN_PORT, DRAIN_CANCEL_PATH, DRAIN_PATH, STATE_PATH, AdminState, DrainRequest
+from npufleet_operator.core.observed import EngineProbe, PodView
+from npufleet_operator.errors import AdminError
+
+TIMEOUT = aiohttp.ClientTimeout(total=3)
+MAX_ANSWER_BYTES = 64 * 1024
+
+
+class EngineAdmin:
+    """Calls are bounded in time and size; an engine that does not answer is unknown, not idle."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int = ADMIN_PORT) -> None:
+        self._session = session
+        self._port = port
+
+    async def probe(self, pods: Iterable[PodView]) -> dict[str, EngineProbe]:
+        """What each pod's engine says of itself, by pod UID."""
+        reachable = [pod for pod in pods if pod.ip]
+        answers = await asyncio.gather(*(self._probe(pod) for pod in reachable))
+        return {pod.uid: answer for pod, answer in zip(reachable, answers, strict=True)}
+
+    async def drain(self, pod: PodView, deadline_seconds: float, reason: str) -> AdminState:
+        """Ask the engine to drain; harmless when repeated. Raises AdminError."""
+        body = DrainRequest(deadline_seconds=max(0.0, deadline_seconds), reason=reason)
+        return await self._call("POST", pod, DRAIN_PATH, body.model_dump_json().encode())
+
+    async def cancel(self, pod: PodView) -> AdminState:
+        """Take a drain back. Raises AdminError."""
+        return await self._call("POST", pod, DRAIN_CANCEL_PATH)
+
+    async def _probe(self, pod: PodView) -> EngineProbe:
+        try:
+            state = await self._call("GET", pod, STATE_PATH)
+        except AdminError:
+            return EngineProbe(state=None)
+        return EngineProbe(state=state.state, running=state.running, waiting=state.waiting)
+
+    async def _call(self, method: str, pod: PodView, path: str, body: bytes | None = None) -> AdminState:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, f"http://{host}:{self._port}{path}", data=body, headers=headers, timeout=TIMEOUT, allow_redirects=False
+            ) as response:
+                raw = await response.content.read(MAX_ANSWER_BYTES)
+                if response.status != 200:
+                    raise AdminError(f"{method} {path} of pod {pod.name}: status {response.status}")
+            return AdminState.model_validate_json(raw)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise AdminError(f"{method} {path} of pod {pod.name}: {type(error).__name__}: {error}") from error
+        except ValidationError as error:
+            raise AdminError(f"{method} {path} of pod {pod.name}: answer is no engine state") from error

@@ -1,0 +1,193 @@
+"""What the watches delivered, and what our own writes returned: the operator's picture of the cluster.
+
+The newer resource version wins, so that a late watch event does not undo what a write has just returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npufleet_api.contract import COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL, POOL_LABEL, POOL_NAME_ANNOTATION
+from npufleet_api.model import AscendModelStatus
+from npufleet_api.pool import InferencePoolStatus
+from npufleet_operator.core.actions import ObjectId
+from npufleet_operator.core.naming import slug
+from npufleet_operator.core.observed import ModelKey, ModelView, NodeView, PodView, PoolView
+from npufleet_operator.shell.kinds import MODEL, NAMESPACE, NODE, POD, POOL, Kind
+from npufleet_operator.shell.parse import Json, model_view, node_view, pod_view, pool_view
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which object, in which state."""
+
+    uid: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An owned object as it is, without managed fields."""
+
+    body: Mapping[str, Any]
+    uid: str
+    owner_uid: str
+    pool: str
+    """Pool of a gateway object; empty for a model's."""
+
+
+ALL_POOLS = "*"
+Listener = Callable[[str], None]
+"""Called with the name of a pool to plan again, or ALL_POOLS."""
+
+
+class Mirror:
+    """Not thread-safe: used on the event loop only."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, PoolView] = {}
+        self.models: dict[ModelKey, ModelView] = {}
+        self.pods: dict[tuple[str, str], PodView] = {}
+        self.nodes: dict[str, NodeView] = {}
+        self.namespaces: dict[str, Mapping[str, str]] = {}
+        self.children: dict[ObjectId, Child] = {}
+        self._versions: dict[ObjectId, Version] = {}
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> None:
+        """Tell `listener` which pools may need another plan."""
+        self._listeners.append(listener)
+
+    def version(self, identity: ObjectId) -> Version | None:
+        """What is known of one object."""
+        return self._versions.get(identity)
+
+    def known(self, kind: Kind) -> list[tuple[ObjectId, Version]]:
+        """Every object of a kind."""
+        return [(identity, version) for identity, version in self._versions.items() if identity[0] == kind.kind]
+
+    def upsert(self, kind: Kind, raw: Json) -> bool:
+        """Take an object in, unless it is older than what is known. True if it was news."""
+        identity, version = identify(kind, raw), version_of(raw)
+        known = self._versions.get(identity)
+        if known and known.uid == version.uid and known.number >= version.number:
+            return False
+        if known and known.uid != version.uid and known.number > version.number:
+            return False
+        self._versions[identity] = version
+        self._notify(self._store(kind, identity, raw))
+        return True
+
+    def remove(self, kind: Kind, raw: Json) -> None:
+        """Forget an object that was deleted, unless another one of its name is known."""
+        identity = identify(kind, raw)
+        known = self._versions.get(identity)
+        if known and known.uid == version_of(raw).uid:
+            self.forget(kind, identity)
+
+    def forget(self, kind: Kind, identity: ObjectId) -> None:
+        """Forget an object that no longer exists."""
+        del self._versions[identity]
+        _, namespace, name = identity
+        if kind is POOL:
+            self.pools.pop(name, None)
+            self._notify([name])
+        elif kind is MODEL:
+            gone = self.models.pop((namespace, name), None)
+            self._notify([gone.pool_name] if gone else [])
+        elif kind is POD:
+            pod = self.pods.pop((namespace, name), None)
+            self._notify(self._pools_of(pod) if pod else [])
+        elif kind is NODE:
+            self.nodes.pop(name, None)
+            self._notify([ALL_POOLS])
+        elif kind is NAMESPACE:
+            self.namespaces.pop(name, None)
+        else:
+            child = self.children.pop(identity, None)
+            self._notify(self._pools_of_child(child) if child else [])
+
+    def _store(self, kind: Kind, identity: ObjectId, raw: Json) -> Iterable[str]:
+        """Store the view; return the pools to plan again. Changes that planning does not read wake nobody."""
+        _, namespace, name = identity
+        if kind is POOL:
+            pool, before = pool_view(raw), self.pools.get(name)
+            self.pools[name] = pool
+            return [name] if before is None or _without_status(pool) != _without_status(before) else []
+        if kind is MODEL:
+            model, old = model_view(raw), self.models.get((namespace, name))
+            self.models[(namespace, name)] = model
+            if old and replace(model, status=AscendModelStatus()) == replace(old, status=AscendModelStatus()):
+                return []
+            return {model.pool_name, old.pool_name if old else model.pool_name}
+        if kind is POD:
+            return self._store_pod(raw)
+        if kind is NODE:
+            node, previous = node_view(raw), self.nodes.get(name)
+            self.nodes[name] = node
+            return [] if node == previous else [ALL_POOLS]
+        if kind is NAMESPACE:
+            labels = raw["metadata"].get("labels") or {}
+            changed = labels != self.namespaces.get(name)
+            self.namespaces[name] = labels
+            return [ALL_POOLS] if changed else []
+        return self._store_child(identity, raw)
+
+    def _store_pod(self, raw: Json) -> Iterable[str]:
+        pod = pod_view(raw)
+        before = self.pods.get(pod.key)
+        if not pod.owner_name and not pod.requests and pod.labels.get(MANAGED_BY_LABEL) != MANAGED_BY:
+            self.pods.pop(pod.key, None)
+            return self._pools_of(before) if before else []
+        self.pods[pod.key] = pod
+        return [] if pod == before else self._pools_of(pod)
+
+    def _store_child(self, identity: ObjectId, raw: Json) -> Iterable[str]:
+        metadata = raw["metadata"]
+        owners = metadata.get("ownerReferences") or []
+        child = Child(
+            body={**raw, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}},
+            uid=metadata["uid"],
+            owner_uid=owners[0]["uid"] if owners else "",
+            pool=(metadata.get("annotations") or {}).get(POOL_NAME_ANNOTATION, "") if not owners else "",
+        )
+        self.children[identity] = child
+        return self._pools_of_child(child)
+
+    def _pools_of(self, pod: PodView) -> Iterable[str]:
+        if not pod.owner_name:
+            if pod.labels.get(COMPONENT_LABEL) and not pod.requests:
+                return []
+            return [name for name, pool in self.pools.items() if pool.spec and pool.spec.npus.resource_name in pod.requests]
+        model = next((m for m in self.models.values() if m.uid == pod.owner_uid), None)
+        label = pod.labels.get(POOL_LABEL)
+        return {*([model.pool_name] if model else []), *(name for name in self.pools if slug(name) == label)}
+
+    def _pools_of_child(self, child: Child) -> Iterable[str]:
+        if child.pool:
+            return [child.pool]
+        return [model.pool_name for model in self.models.values() if model.uid == child.owner_uid]
+
+    def _notify(self, pools: Iterable[str]) -> None:
+        for pool in set(pools):
+            for listener in self._listeners:
+                listener(pool)
+
+
+def identify(kind: Kind, raw: Json) -> ObjectId:
+    """Kind, namespace and name; the kind comes from the caller, since items of a list do not carry it."""
+    metadata = raw["metadata"]
+    return (kind.kind, metadata.get("namespace", ""), metadata["name"])
+
+
+def version_of(raw: Json) -> Version:
+    """UID and resource version. Resource versions are ordered numbers since Kubernetes 1.35 says so, and have always been in etcd."""
+    metadata = raw["metadata"]
+    number = str(metadata.get("resourceVersion", "0"))
+    return Version(metadata.get("uid", ""), int(number) if number.isdigit() else 0)
+
+
+def _without_status(pool: PoolView) -> PoolView:
+    return replace(pool, status=InferencePoolStatus())

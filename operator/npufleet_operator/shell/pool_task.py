@@ -1,0 +1,160 @@
+"""One pool's loop: observe, plan, apply; woken by events, and by a timer anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import aiohttp
+
+from npufleet_api import MODEL_KIND
+from npufleet_api.conditions import Reason
+from npufleet_api.contract import COMPONENT_LABEL, POOL_LABEL
+from npufleet_api.pool import InferencePoolSpec
+from npufleet_operator.core.actions import Plan
+from npufleet_operator.core.naming import gateway_child, slug
+from npufleet_operator.core.objects.gateway import GATEWAY_COMPONENT
+from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView
+from npufleet_operator.core.plan import make_plan
+from npufleet_operator.errors import ApiError
+from npufleet_operator.shell import metrics
+from npufleet_operator.shell.apply import Applier
+from npufleet_operator.shell.client import KubeClient
+from npufleet_operator.shell.engine_admin import EngineAdmin
+from npufleet_operator.shell.events import EventRecorder, Subject
+from npufleet_operator.shell.gateways import GatewayPoller
+from npufleet_operator.shell.mirror import Mirror
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.05
+"""Events come in bursts; one plan serves a burst."""
+AGAIN_SECONDS = 0.5
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 30.0
+WARNINGS = frozenset({Reason.CLAMPED_BY_CAPACITY, Reason.CLAMPED_BY_CEILING, Reason.DRAIN_DEADLINE, Reason.REPLACED_FAILED})
+
+
+class PoolTask:
+    """Owns every model that refers to the pool, whether the pool exists or not."""
+
+    def __init__(
+        self,
+        name: str,
+        client: KubeClient,
+        mirror: Mirror,
+        session: aiohttp.ClientSession,
+        events: EventRecorder,
+        config: OperatorConfig,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.last_cycle = monotonic()
+        self._mirror = mirror
+        self._config = config
+        self._events = events
+        self._monotonic = monotonic
+        self._admin = EngineAdmin(session)
+        self._gateways = GatewayPoller(session, name, monotonic)
+        self._applier = Applier(client, mirror, self._admin, monotonic)
+        self._woken = asyncio.Event()
+        self._seen_models: set[tuple[str, str]] = set()
+
+    def wake(self) -> None:
+        """Plan again soon."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        while True:
+            self._woken.clear()
+            try:
+                wait = await self._cycle()
+                failures = 0
+                metrics.CYCLES.labels(self.name, "done").inc()
+                metrics.LAST_CYCLE.labels(self.name).set(datetime.now(UTC).timestamp())
+            except ApiError as error:
+                failures += 1
+                wait = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
+                metrics.CYCLES.labels(self.name, "failed").inc()
+                logger.warning("cycle failed", extra={"pool": self.name, "error": str(error), "again_in_seconds": wait})
+                await asyncio.sleep(min(wait, FIRST_RETRY_SECONDS))
+            self.last_cycle = self._monotonic()
+            try:
+                await asyncio.wait_for(self._woken.wait(), wait)
+                await asyncio.sleep(SETTLE_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def _cycle(self) -> float:
+        observed = await self._observe()
+        started = self._monotonic()
+        plan = make_plan(observed, datetime.now(UTC))
+        metrics.PLAN_SECONDS.labels(self.name).observe(self._monotonic() - started)
+        again = await self._applier.carry_out(self.name, plan)
+        await self._publish(plan)
+        return min(AGAIN_SECONDS, plan.wake_after_seconds) if again else plan.wake_after_seconds
+
+    async def _observe(self) -> Observed:
+        pool = self._mirror.pools.get(self.name)
+        models = tuple(model for model in self._mirror.models.values() if model.pool_name == self.name)
+        owners = {model.uid for model in models}
+        pods = [pod for pod in self._mirror.pods.values() if self._concerns(pod, owners, pool.spec if pool else None)]
+        draining = [pod for pod in pods if pod.owner_uid in owners and pod.drain_started and not pod.terminating and not pod.finished]
+        gateways = [pod for pod in self._mirror.pods.values() if self._is_gateway(pod)]
+        traffic, probes = await asyncio.gather(self._gateways.traffic(gateways), self._admin.probe(draining))
+        return Observed(
+            pool_name=self.name,
+            pool=pool,
+            models=models,
+            pods=tuple(pods),
+            nodes=tuple(self._mirror.nodes.values()),
+            namespaces=dict(self._mirror.namespaces),
+            probes=probes,
+            traffic=traffic,
+            gateway=self._gateway(),
+            config=self._config,
+            refused=dict(self._applier.refused),
+        )
+
+    def _concerns(self, pod: PodView, owners: set[str], spec: InferencePoolSpec | None) -> bool:
+        if pod.owner_uid in owners or (pod.owner_name and pod.labels.get(POOL_LABEL) == slug(self.name)):
+            return True
+        return spec is not None and spec.npus.resource_name in pod.requests
+
+    def _is_gateway(self, pod: PodView) -> bool:
+        return (
+            pod.namespace == self._config.namespace
+            and pod.labels.get(COMPONENT_LABEL) == GATEWAY_COMPONENT
+            and pod.labels.get(POOL_LABEL) == slug(self.name)
+        )
+
+    def _gateway(self) -> GatewayView:
+        child = self._mirror.children.get(("Deployment", self._config.namespace, gateway_child(self.name)))
+        if child is None:
+            return GatewayView()
+        return GatewayView(exists=True, ready_replicas=int((child.body.get("status") or {}).get("readyReplicas", 0)))
+
+    async def _publish(self, plan: Plan) -> None:
+        if plan.pool_status:
+            metrics.publish_pool(self.name, plan.pool_status)
+        else:
+            metrics.forget_pool(self.name)
+        for key, status in plan.model_status.items():
+            metrics.publish_model(*key, status)
+        for key in self._seen_models - set(plan.model_status):
+            metrics.forget_model(*key)
+        self._seen_models = set(plan.model_status)
+        for choice in plan.choices:
+            model = self._mirror.models.get(choice.model)
+            name = "/".join(choice.model)
+            logger.info(
+                "decision", extra={"pool": self.name, "model": name, "decision": choice.reason.value, "explanation": choice.message}
+            )
+            metrics.DECISIONS.labels(self.name, choice.reason.value).inc()
+            if model:
+                subject = Subject(MODEL_KIND, model.namespace, model.name, model.uid)
+                await self._events.record(subject, choice.reason.value, choice.message, warning=choice.reason in WARNINGS)
