@@ -1,0 +1,120 @@
+"""Errors of the gateway.
+
+GatewayError
+├── ConfigurationError   the process cannot start
+├── ObjectError          an object of the API server cannot be used
+├── WatchError           a list or watch failed and is tried again
+│   └── WatchExpiredError  the resourceVersion is too old: list again
+└── ApiError             an answer to a client, as an OpenAI error object
+"""
+
+from __future__ import annotations
+
+import json
+
+
+class GatewayError(Exception):
+    """Base of the gateway's errors."""
+
+
+class ConfigurationError(GatewayError):
+    """The process cannot start; the message names the setting and the remedy."""
+
+
+class ObjectError(GatewayError):
+    """An object of the API server cannot be used; the message names the object, the field and why."""
+
+
+class WatchError(GatewayError):
+    """A list or watch failed."""
+
+
+class WatchExpiredError(WatchError):
+    """The resourceVersion is too old."""
+
+
+class ApiError(GatewayError):
+    """An answer to a client.
+
+    `kind` is OpenAI's `type`, `code` its machine-readable code; `retry_after_seconds` becomes a Retry-After header.
+    """
+
+    def __init__(
+        self, status: int, kind: str, code: str | None, message: str, *, param: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> bytes:
+        """The OpenAI error object as JSON."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: the request is malformed."""
+    return ApiError(400, "invalid_request_error", None, message, param=param)
+
+
+def not_found(path: str) -> ApiError:
+    """404: no such route."""
+    return ApiError(404, "invalid_request_error", "unknown_url", f"Unknown request URL: {path}. Check the path and the method.")
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    """413: the body is larger than the gateway reads."""
+    return ApiError(
+        413, "invalid_request_error", "request_too_large", f"The request body is larger than {limit_bytes} bytes: send a shorter prompt."
+    )
+
+
+def model_not_found(name: str) -> ApiError:
+    """404: no model of that name in the pool."""
+    return ApiError(
+        404,
+        "invalid_request_error",
+        "model_not_found",
+        f"The model {name[:256]!r} does not exist: GET /v1/models lists them.",
+        param="model",
+    )
+
+
+def no_ready_replica(model: str, states: str, retry_after_seconds: int) -> ApiError:
+    """503: the model exists, but nothing can serve it now."""
+    return ApiError(
+        503,
+        "service_unavailable",
+        "no_ready_replica",
+        f"The model {model!r} has no ready replica ({states}): try again in {retry_after_seconds} seconds.",
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def upstream_failed(model: str, attempts: int, reason: str) -> ApiError:
+    """502: every replica that was tried failed before it answered."""
+    return ApiError(502, "server_error", "replica_failed", f"No replica of {model!r} answered ({attempts} tried; the last: {reason}).")
+
+
+def upstream_timeout(model: str, seconds: float) -> ApiError:
+    """504: a replica accepted the request and then sent nothing."""
+    return ApiError(504, "server_error", "replica_timeout", f"A replica of {model!r} sent nothing for {seconds:g} seconds.")
+
+
+def interrupted(model: str, reason: str) -> ApiError:
+    """The stream ends before it is complete; sent as an SSE event, since the status has already gone out."""
+    return ApiError(502, "server_error", "stream_interrupted", f"The replica of {model!r} ended the stream early: {reason}.")
+
+
+def shutting_down() -> ApiError:
+    """503: the gateway ends and its grace is over."""
+    return ApiError(503, "service_unavailable", "shutting_down", "The gateway is shutting down: try again.", retry_after_seconds=1)
+
+
+def internal_error() -> ApiError:
+    """500: a fault of the gateway; the log has the request id and the cause."""
+    return ApiError(500, "server_error", "internal_error", "The gateway failed: report the x-request-id of this answer.")

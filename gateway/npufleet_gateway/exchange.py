@@ -1,0 +1,259 @@
+"""One request on its way: attempts on replicas, the relay of the answer, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from npufleet_api.contract import DRAINING_HEADER
+from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
+from npufleet_gateway.balancer import Balancer
+from npufleet_gateway.errors import ApiError, interrupted, no_ready_replica, shutting_down, upstream_failed, upstream_timeout
+from npufleet_gateway.metrics import Metrics
+from npufleet_gateway.routing import Model, Replica
+from npufleet_gateway.settings import GatewaySettings
+from npufleet_gateway.slo import Exchange, Outcome, outcome_of_status, tpot_ms
+from npufleet_gateway.sse import TokenCounter
+from npufleet_gateway.upstream import replica_url, request_body, request_headers, response_headers
+from npufleet_gateway.view import ClusterView
+
+HOLD_BYTES = 1024 * 1024
+"""An answer that is not a stream is held back up to this size, so that a replica that dies in the middle of it can be replaced."""
+DRAIN_RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(slots=True)
+class Context:
+    """What all requests of a gateway share."""
+
+    view: ClusterView
+    balancer: Balancer
+    metrics: Metrics
+    settings: GatewaySettings
+    clock: Callable[[], float]
+    session: aiohttp.ClientSession
+    leaving: bool = False
+    """Once set, answers ask clients to close their connections and come back by another gateway."""
+
+    def extra_headers(self) -> Headers:
+        """Headers of every answer."""
+        return [(b"connection", b"close")] if self.leaving else []
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt failed before any byte went to the client."""
+
+    reason: str
+    """A metric label: refused, draining, not_ready, reset or garbage."""
+    detail: str
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether the replica declined, as opposed to failing."""
+        return self.reason in ("draining", "not_ready")
+
+
+class LiveExchange:
+    """A request that has a route. `run` answers it; `result` says how it ended."""
+
+    def __init__(
+        self,
+        context: Context,
+        scope: Scope,
+        send: Send,
+        body: bytes,
+        name: str,
+        model: Model,
+        request_id: str,
+        arrived: float,
+        *,
+        streams: bool,
+    ) -> None:
+        self._context = context
+        self._scope = scope
+        self._send_raw = send
+        self._body = body
+        self._name = name
+        self.model = model
+        self.request_id = request_id
+        self._arrived = arrived
+        self._streams = streams
+        self._counter = TokenCounter()
+        self.watch: ClientWatch | None = None
+        self.sending_since: float | None = None
+        """Since when the client has not taken what was sent; None while it keeps up."""
+        self.status: int | None = None
+        """Status that the client got; None while nothing was sent."""
+        self.reason = ""
+        self._outcome: Outcome | None = None
+
+    async def run(self) -> None:
+        """Answer the request."""
+        try:
+            await self._attempts()
+        except ApiError as error:
+            self.reason = error.message
+            self._outcome = Outcome.NO_REPLICA if error.code == "no_ready_replica" else Outcome.SERVER_ERROR
+            self.status = error.status
+            await send_error(self._send, error, self.request_id, self._context.extra_headers())
+        except asyncio.CancelledError:
+            if self.watch is not None and self.watch.client_left:
+                self._outcome = self._outcome or Outcome.CANCELLED
+            else:
+                self._outcome = Outcome.INTERRUPTED
+                if self.status is None:
+                    await send_error(self._send, shutting_down(), self.request_id, self._context.extra_headers())
+                else:
+                    await self._end_early("the gateway is shutting down")
+            raise
+
+    def result(self) -> Exchange:
+        """How the request ended, as its client saw it."""
+        counter = self._counter
+        first, last = counter.first_token_time, counter.last_token_time
+        return Exchange(
+            outcome=self._outcome or Outcome.SERVER_ERROR,
+            streamed=self._streams,
+            elapsed_ms=(self._context.clock() - self._arrived) * 1000,
+            ttft_ms=None if first is None else (first - self._arrived) * 1000,
+            tpot_ms=None if first is None or last is None else tpot_ms(first, last, counter.tokens),
+        )
+
+    async def _attempts(self) -> None:
+        context = self._context
+        tried: set[str] = set()
+        failure: Retry | None = None
+        while len(tried) < context.settings.max_attempts:
+            route = context.view.table.find(self._name)
+            replica = context.balancer.pick(route.ready, tried) if route is not None and route.model.uid == self.model.uid else None
+            if replica is None:
+                if failure is None:
+                    states = route.states() if route is not None else "it was deleted"
+                    raise no_ready_replica(self._name, states, context.settings.retry_after_seconds)
+                break
+            if failure is not None:
+                context.metrics.retries.labels(failure.reason).inc()
+            tried.add(replica.pod_uid)
+            context.balancer.started(replica)
+            try:
+                failure = await self._attempt(replica)
+            finally:
+                context.balancer.finished(replica)
+            if failure is None:
+                return
+        if failure is not None and failure.unavailable:
+            raise no_ready_replica(self._name, failure.detail, DRAIN_RETRY_AFTER_SECONDS)
+        raise upstream_failed(self._name, len(tried), failure.detail if failure else "none tried")
+
+    async def _attempt(self, replica: Replica) -> Retry | None:
+        """None once the request is answered, well or badly."""
+        context = self._context
+        response: aiohttp.ClientResponse | None = None
+        try:
+            response = await context.session.request(
+                self._scope["method"],
+                replica_url(replica.host, context.settings.engine_port, self._scope["path"]),
+                data=request_body(self._body),
+                headers=request_headers(self._scope["headers"], self.request_id),
+                allow_redirects=False,
+            )
+            if response.status == 503 and DRAINING_HEADER in response.headers:
+                context.balancer.draining(replica)
+                return Retry("draining", f"{replica.pod_name} is draining")
+            if response.status in (502, 503):
+                context.balancer.failed(replica)
+                return Retry("not_ready", f"{replica.pod_name} answered {response.status}")
+            if response.content_type == "text/event-stream":
+                self._streams = True
+                await self._relay_stream(response, replica)
+            else:
+                await self._relay_whole(response, replica)
+            context.balancer.succeeded(replica)
+            return None
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            return self._fail(replica, "refused", error)
+        except TimeoutError as error:
+            context.balancer.failed(replica)
+            if self.status is None:
+                raise upstream_timeout(self._name, context.settings.upstream_idle_seconds) from error
+            await self._break_off(f"{replica.pod_name} sent nothing for {context.settings.upstream_idle_seconds:g} seconds")
+            return None
+        except (aiohttp.ClientError, OSError) as error:
+            if self.status is None:
+                return self._fail(replica, "garbage" if isinstance(error, aiohttp.ClientResponseError) else "reset", error)
+            context.balancer.failed(replica)
+            await self._break_off(f"{replica.pod_name}: {_describe(error)}")
+            return None
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _relay_stream(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
+        """The status goes out with the first byte of the body: until then another replica can take over."""
+        content, clock, counter = response.content, self._context.clock, self._counter
+        chunk = await content.readany()
+        await self._begin(response, replica)
+        while chunk:
+            counter.feed(chunk, clock())
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            chunk = await content.readany()
+        self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(response.status)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _relay_whole(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
+        content = response.content
+        held: list[bytes] = []
+        size = 0
+        while size <= HOLD_BYTES and (chunk := await content.readany()):
+            held.append(chunk)
+            size += len(chunk)
+        body = b"".join(held)
+        if size <= HOLD_BYTES:
+            self._outcome = outcome_of_status(response.status)
+            await self._begin(response, replica, len(body))
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        await self._begin(response, replica, response.content_length)
+        while body:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            body = await content.readany()
+        self._outcome = outcome_of_status(response.status)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, response: aiohttp.ClientResponse, replica: Replica, length: int | None = None) -> None:
+        headers = response_headers(response, self.request_id, replica.pod_name)
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        headers.extend(self._context.extra_headers())
+        self.status = response.status
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def _send(self, message: Message) -> None:
+        self.sending_since = self._context.clock()
+        await self._send_raw(message)
+        self.sending_since = None
+
+    def _fail(self, replica: Replica, reason: str, error: Exception) -> Retry:
+        self._context.balancer.failed(replica)
+        return Retry(reason, f"{replica.pod_name}: {_describe(error)}")
+
+    async def _break_off(self, reason: str) -> None:
+        self._outcome = Outcome.INTERRUPTED
+        self.reason = reason
+        await self._end_early(reason)
+
+    async def _end_early(self, reason: str) -> None:
+        """Tell the client of a stream in the stream. Any other answer is left incomplete: the server then closes the connection."""
+        if not self._streams or self.status is None:
+            return
+        start = b"" if self._counter.at_boundary else b"\n\n"
+        event = start + b"data: " + interrupted(self._name, reason).body() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": event})
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__} {error}".strip()[:200]

@@ -1,0 +1,210 @@
+"""The gateway put together: view, proxy, collection, report; and the ASGI application that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from npufleet_api import GROUP, MODEL_KIND, MODEL_PLURAL, VERSION
+from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH, REPORT_PATH
+from npufleet_api.report import GatewayReport
+from npufleet_gateway.accounting import Accounting
+from npufleet_gateway.asgi import Receive, Scope, Send
+from npufleet_gateway.balancer import Balancer
+from npufleet_gateway.catalogue import get_model, list_models
+from npufleet_gateway.collector import Collector
+from npufleet_gateway.errors import ApiError, internal_error, not_found
+from npufleet_gateway.exchange import Context
+from npufleet_gateway.kube import KubeClient, Resource
+from npufleet_gateway.metrics import CONTENT_TYPE, Metrics, Sample
+from npufleet_gateway.objects import pod_selector
+from npufleet_gateway.proxy import PROXIED_PATHS, Proxy
+from npufleet_gateway.reflector import Reflector, ReflectorSettings
+from npufleet_gateway.report import MonitorState, build_report
+from npufleet_gateway.routing import RoutingTable
+from npufleet_gateway.samples import samples
+from npufleet_gateway.settings import GatewaySettings
+from npufleet_gateway.upstream import open_session
+from npufleet_gateway.view import ClusterView
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One gateway. `app` is its ASGI application, whose lifespan starts and stops everything."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        kube: KubeClient | None,
+        clock: Callable[[], float] = time.monotonic,
+        reflector_settings: ReflectorSettings | None = None,
+    ) -> None:
+        self.settings = settings
+        self.view = ClusterView(settings.pool)
+        self.balancer = Balancer(clock)
+        self.accounting = Accounting(clock, settings.window_seconds)
+        self.metrics = Metrics(self._samples)
+        self.collector = Collector(self.view, self.metrics, settings, clock)
+        self.reflectors: tuple[Reflector, ...] = ()
+        self._clock = clock
+        self._kube = kube
+        self._tasks: list[asyncio.Task[None]] = []
+        self._proxy: Proxy | None = None
+        self._context: Context | None = None
+        if kube is not None:
+            models = Resource(MODEL_KIND, f"/apis/{GROUP}/{VERSION}/{MODEL_PLURAL}")
+            pods = Resource("Pod", "/api/v1/pods", pod_selector(settings.pool))
+            self.reflectors = (
+                Reflector(kube, models, self.view.models, clock, reflector_settings),
+                Reflector(kube, pods, self.view.pods, clock, reflector_settings),
+            )
+        self.view.on_table(self._forget_what_is_gone)
+        self._pages = Starlette(
+            routes=[
+                Route(HEALTH_PATH, self._health),
+                Route(READY_PATH, self._ready),
+                Route(METRICS_PATH, self._metrics_page),
+                Route(REPORT_PATH, self._report_page),
+                Route("/v1/models", self._list_models),
+                Route("/v1/models/{name:path}", self._get_model),
+            ],
+            exception_handlers={404: _unknown_url, 405: _unknown_url, ApiError: _api_error},
+            lifespan=self._lifespan,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether new connections should come here."""
+        return self.view.synced and self._context is not None and not self.leaving
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the gateway was told to leave."""
+        return self._context is not None and self._context.leaving
+
+    @property
+    def failed_tasks(self) -> list[str]:
+        """Background tasks that ended, which none should: the gateway then fails its liveness probe."""
+        return [task.get_name() for task in self._tasks if task.done()]
+
+    @property
+    def live_requests(self) -> int:
+        """Requests in flight."""
+        return self._proxy.live if self._proxy is not None else 0
+
+    def leave(self) -> None:
+        """Turn unready and ask clients to reconnect elsewhere; go on serving."""
+        if self._context is not None:
+            self._context.leaving = True
+
+    def report(self) -> GatewayReport:
+        """The report of this moment. Raises ApiError (503) before the first view."""
+        age = self._view_age_seconds()
+        if age is None:
+            raise ApiError(503, "service_unavailable", "no_view", "Models and pods were not listed yet: the API server was not reached.")
+        return build_report(
+            gateway=self.settings.name,
+            pool=self.settings.pool,
+            time_unix=time.time(),
+            view_age_seconds=age,
+            table=self.view.table,
+            traffic=self.accounting.summary,
+            outstanding=self.balancer.outstanding,
+            monitor=self._monitor_state,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PROXIED_PATHS and self._proxy is not None:
+            await self._proxy(scope, receive, send)
+        else:
+            await self._pages(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        settings = self.settings
+        async with open_session(settings.connect_timeout_seconds, settings.upstream_idle_seconds) as session:
+            self._context = Context(self.view, self.balancer, self.metrics, settings, self._clock, session)
+            self._proxy = Proxy(self._context, self.accounting)
+            loops = {
+                "collect-reports": self.collector.run(),
+                "cut-off-stalled-clients": self._proxy.cut_off_stalled_clients(),
+                **{f"watch-{r.resource.kind}": r.run() for r in self.reflectors},
+            }
+            self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+            for task in self._tasks:
+                task.add_done_callback(_log_end)
+            try:
+                yield
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                if self._kube is not None:
+                    await self._kube.close()
+
+    def _forget_what_is_gone(self, table: RoutingTable) -> None:
+        keys = {route.model.key for route in table.routes}
+        self.accounting.retain(keys)
+        self.metrics.retain(keys)
+        self.balancer.retain({replica.pod_uid for route in table.routes for replica in route.replicas})
+
+    def _view_age_seconds(self) -> float | None:
+        if not self.view.synced:
+            return None
+        ages = [reflector.age_seconds for reflector in self.reflectors]
+        return max((age for age in ages if age is not None), default=0.0)
+
+    def _monitor_state(self, pod_uid: str) -> MonitorState:
+        collected = self.collector.of(pod_uid)
+        return collected.report, self.collector.age_seconds(collected), collected.error
+
+    def _samples(self) -> list[Sample]:
+        return samples(self.view, self.reflectors, self.accounting, self._view_age_seconds(), ready=self.ready)
+
+    async def _health(self, _: Request) -> Response:
+        failed = self.failed_tasks
+        return PlainTextResponse(f"ended: {', '.join(failed)}\n", 500) if failed else PlainTextResponse("ok\n")
+
+    async def _ready(self, _: Request) -> Response:
+        if self.ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("leaving\n" if self.view.synced else "models and pods were not listed yet\n", 503)
+
+    async def _metrics_page(self, _: Request) -> Response:
+        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _report_page(self, _: Request) -> Response:
+        return Response(self.report().model_dump_json(), media_type="application/json")
+
+    async def _list_models(self, _: Request) -> Response:
+        return JSONResponse(list_models(self.view.table))
+
+    async def _get_model(self, request: Request) -> Response:
+        return JSONResponse(get_model(self.view.table, request.path_params["name"]))
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        logger.critical("%s ended", task.get_name(), exc_info=task.exception())
+
+
+async def _unknown_url(request: Request, _: Exception) -> Response:
+    return _answer(not_found(request.url.path))
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    return _answer(error if isinstance(error, ApiError) else internal_error())
+
+
+def _answer(error: ApiError) -> Response:
+    return Response(error.body(), error.status, media_type="application/json")

@@ -1,0 +1,117 @@
+"""The hot path: from a client's request to a replica and back. Raw ASGI, so that a chunk costs one read, one count and one send."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from npufleet_gateway.accounting import Accounting
+from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Receive, Scope, Send, read_body, send_error
+from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found
+from npufleet_gateway.exchange import Context, LiveExchange
+from npufleet_gateway.slo import Exchange, Outcome
+from npufleet_gateway.upstream import request_id_of
+
+logger = logging.getLogger(__name__)
+
+PROXIED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"})
+SWEEP_SECONDS = 5.0
+
+
+class RequestHead(BaseModel):
+    """What the gateway reads of a body. The rest is checked as JSON, but never turned into Python objects."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: str = Field(min_length=1, max_length=512)
+    stream: Any = None
+
+
+class Proxy:
+    """ASGI application of the proxied routes."""
+
+    def __init__(self, context: Context, accounting: Accounting) -> None:
+        self._context = context
+        self._accounting = accounting
+        self._live: set[LiveExchange] = set()
+
+    @property
+    def live(self) -> int:
+        """Requests in flight."""
+        return len(self._live)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        context = self._context
+        arrived = context.clock()
+        request_id = request_id_of(scope["headers"])
+        try:
+            body = await read_body(receive, context.settings.max_body_bytes, context.settings.body_timeout_seconds)
+            head = parse_head(body)
+            route = context.view.table.find(head.model)
+            if route is None:
+                raise model_not_found(head.model)
+        except ClientLeftError:
+            return
+        except ApiError as error:
+            context.metrics.rejected.labels(str(error.status)).inc()
+            await send_error(send, error, request_id, context.extra_headers())
+            return
+        live = LiveExchange(context, scope, send, body, head.model, route.model, request_id, arrived, streams=head.stream is True)
+        self._accounting.started(route.model.key)
+        self._live.add(live)
+        try:
+            async with ClientWatch(receive) as watch:
+                live.watch = watch
+                await live.run()
+        except Exception:  # a fault of ours must reach the client as an answer, and the log with its cause
+            logger.exception("request %s failed", request_id)
+            if live.status is None:
+                await send_error(send, internal_error(), request_id, context.extra_headers())
+        finally:
+            self._live.discard(live)
+            exchange = live.result()
+            judgement = self._accounting.finished(route.model.key, exchange, route.model.slo)
+            context.metrics.finished(route.model, exchange, judgement)
+            _log(live, exchange)
+
+    async def cut_off_stalled_clients(self) -> None:
+        """Cut off clients that do not read their streams. Runs until cancelled."""
+        settings = self._context.settings
+        while True:
+            await asyncio.sleep(min(SWEEP_SECONDS, settings.client_stall_seconds / 2))
+            oldest = self._context.clock() - settings.client_stall_seconds
+            for live in list(self._live):
+                if live.sending_since is not None and live.sending_since < oldest and live.watch is not None:
+                    logger.warning("request %s: its client read nothing for %g s", live.request_id, settings.client_stall_seconds)
+                    live.watch.stop()
+
+
+def parse_head(body: bytes) -> RequestHead:
+    """Model and stream of a body. Raises ApiError (400)."""
+    try:
+        return RequestHead.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        raise bad_request(f"The request body is not valid JSON: {first['ctx']['error']}.")
+    if first["type"] == "missing":
+        raise bad_request("You must provide a model: GET /v1/models lists them.", "model")
+    if not first["loc"]:
+        raise bad_request("The request body is not a JSON object.")
+    raise bad_request(f"model: {first['msg']}.", "model")
+
+
+def _log(live: LiveExchange, exchange: Exchange) -> None:
+    if exchange.outcome in (Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.INTERRUPTED):
+        logger.warning(
+            "request %s for %s: %s after %.0f ms (%s)",
+            live.request_id,
+            live.model.qualified_name,
+            exchange.outcome.value,
+            exchange.elapsed_ms,
+            live.reason or f"status {live.status}",
+        )

@@ -1,0 +1,36 @@
+"""Settings of the gateway process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from npufleet_api.contract import ENGINE_PORT, MONITOR_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What `npufleet-gateway serve` is told; the rest are defaults that tests shorten."""
+
+    pool: str
+    name: str
+    """Name of this gateway in its reports: its pod's name."""
+    engine_port: int = ENGINE_PORT
+    monitor_port: int = MONITOR_PORT
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_timeout_seconds: float = 60
+    """A client that stops in the middle of its body is answered 408 after this."""
+    connect_timeout_seconds: float = 2
+    upstream_idle_seconds: float = 600
+    """A replica that sends nothing for so long has failed: the longest prefill or unstreamed answer must fit."""
+    client_stall_seconds: float = 120
+    """A client that reads nothing of its stream for so long is cut off, so that it does not hold a replica."""
+    max_attempts: int = 3
+    retry_after_seconds: int = 5
+    window_seconds: float = 300
+    collect_interval_seconds: float = 5
+    collect_timeout_seconds: float = 2
+    collect_concurrency: int = 64
+    leave_seconds: float = 5
+    """After SIGTERM the gateway serves on for so long, unready, while endpoints change."""
+    grace_seconds: float = 120
+    """Then running requests have so long to finish."""
