@@ -210,8 +210,6 @@ def test_the_operator_may_do_what_its_plan_needs(render: Callable[..., list[Obje
         assert (GROUP, f"{plural}/status", "patch") in cluster
     assert own == {("apps", "deployments", verb) for verb in ("create", "patch", "delete")}, "gateways are written in its namespace only"
     assert {verb for group, _, verb in cluster if group == "apps"} == {"get", "list", "watch"}
-        "gateways are written in the operator's namespace only"
-    )
 
 
 def test_the_gateway_only_reads(render: Callable[..., list[Object]]) -> None:
