@@ -1,0 +1,5 @@
+"""`python -m devcluster`."""
+
+from devcluster.cli import main
+
+main()

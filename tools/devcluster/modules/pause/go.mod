@@ -1,0 +1,3 @@
+module devcluster.local/pause
+
+go 1.26.0
