@@ -107,7 +107,7 @@ def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Cap
             Reason.CEILING_BELOW_REPLICA,
             f"one replica takes {npus} NPU(s), class {account.name!r} may hold {account.ceiling}: raise its maxPercent in the pool",
         )
-    if grant.by_ceiling and not grant.by_room:
+    if grant.by_ceiling and not grant.by_room and account.ceiling < room.nominal:
         return Refusal(
             Reason.CLAMPED_BY_CEILING,
             f"{wanted}, but class {account.name!r} may hold {account.ceiling} NPUs: raise its maxPercent, or ask for fewer replicas",

@@ -1,0 +1,232 @@
+"""A pure stand-in for a cluster: it holds models, nodes and pods as the planner sees them, carries plans out, and lets time pass.
+
+It does what a kubelet, a scheduler and an engine would do, without any of them: for tests of the planner alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from npufleet_api.contract import EngineState
+from npufleet_api.model import AscendModelSpec, AscendModelStatus
+from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
+from npufleet_api.report import DataState
+from npufleet_operator.core.actions import Plan, object_id
+from npufleet_operator.core.observed import (
+    EngineProbe,
+    GatewayView,
+    ModelView,
+    NodeView,
+    Observed,
+    OperatorConfig,
+    PodView,
+    PoolView,
+    TrafficView,
+)
+from npufleet_operator.core.plan import make_plan
+from npufleet_operator.shell.parse import pod_requests
+
+RESOURCE = "huawei.com/Ascend910"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+CONFIG = OperatorConfig(namespace="npufleet-system", engine_image="engine:1", control_image="control:1")
+DRAIN_SECONDS = 60
+
+
+def pool_spec(**changes: Any) -> InferencePoolSpec:
+    """A pool of three classes."""
+    raw: dict[str, Any] = {
+        "npus": {"resourceName": RESOURCE},
+        "classes": [
+            {"name": "chat", "priority": 3, "minPercent": 20, "maxPercent": 50},
+            {"name": "document", "priority": 2, "minPercent": 30, "maxPercent": 60},
+            {"name": "code", "priority": 1, "minPercent": 10, "maxPercent": 100},
+        ],
+        "rebalancing": {"drainSeconds": DRAIN_SECONDS},
+    }
+    return InferencePoolSpec.model_validate({**raw, **changes})
+
+
+def model_spec(workload_class: str = "chat", replicas: int = 1, **changes: Any) -> AscendModelSpec:
+    """A model on a volume."""
+    raw: dict[str, Any] = {
+        "poolRef": {"name": "prod"},
+        "workloadClass": workload_class,
+        "model": {"uri": "pvc://weights/tiny"},
+        "replicas": replicas,
+    }
+    return AscendModelSpec.model_validate({**raw, **changes})
+
+
+def node(name: str, npus: int = 8, **changes: Any) -> NodeView:
+    """A healthy node."""
+    view = NodeView(name, {"chip": "910B3"}, ready=True, schedulable=True, capacity={RESOURCE: npus}, allocatable={RESOURCE: npus})
+    return replace(view, **changes)
+
+
+@dataclass
+class Fleet:
+    """Mutable on purpose: a test changes it, and plans change it."""
+
+    pool: InferencePoolSpec | None = field(default_factory=pool_spec)
+    nodes: dict[str, NodeView] = field(default_factory=lambda: {"node-0": node("node-0")})
+    models: dict[tuple[str, str], ModelView] = field(default_factory=dict)
+    pods: dict[str, PodView] = field(default_factory=dict)
+    probes: dict[str, EngineProbe] = field(default_factory=dict)
+    owners: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    """UID of the owning model of each object that was applied; empty for the gateway's."""
+    now: datetime = START
+    pool_status: InferencePoolStatus = field(default_factory=InferencePoolStatus)
+    namespaces: dict[str, Mapping[str, str]] = field(default_factory=lambda: {"team": {"kubernetes.io/metadata.name": "team"}})
+    config: OperatorConfig = CONFIG
+    auto_ready: bool = True
+    busy: set[str] = field(default_factory=set)
+    """UIDs of replicas whose requests do not end."""
+    created: int = 0
+
+    def add_model(self, name: str, spec: AscendModelSpec, namespace: str = "team") -> None:
+        """Apply an AscendModel, or change it."""
+        before = self.models.get((namespace, name))
+        self.models[(namespace, name)] = ModelView(
+            namespace=namespace,
+            name=name,
+            uid=f"model-{namespace}-{name}",
+            generation=before.generation + 1 if before else 1,
+            created=before.created if before else self.now + timedelta(seconds=len(self.models)),
+            pool_name=spec.pool_ref.name,
+            spec=spec,
+            spec_error="",
+            status=before.status if before else AscendModelStatus(),
+        )
+
+    @property
+    def objects(self) -> set[tuple[str, str, str]]:
+        """Kind, namespace and name of every object that was applied and not pruned."""
+        return set(self.owners)
+
+    def observe(self) -> Observed:
+        """What the planner would see now."""
+        pool = None
+        if self.pool is not None:
+            pool = PoolView("prod", "pool-uid", 1, self.pool, "", self.pool_status)
+        return Observed(
+            pool_name="prod",
+            pool=pool,
+            models=tuple(self.models.values()),
+            pods=tuple(self.pods.values()),
+            nodes=tuple(self.nodes.values()),
+            namespaces=self.namespaces,
+            probes=dict(self.probes),
+            traffic=TrafficView(DataState.NO_DATA),
+            gateway=GatewayView(exists=True, ready_replicas=1),
+            config=self.config,
+        )
+
+    def plan(self) -> Plan:
+        """Plan without doing anything."""
+        return make_plan(self.observe(), self.now)
+
+    def step(self, seconds: float = 1.0) -> Plan:
+        """Plan, carry the plan out, and let `seconds` pass."""
+        plan = self.plan()
+        self.apply(plan)
+        self.pass_time(seconds)
+        return plan
+
+    def settle(self, limit: int = 300) -> int:
+        """Step until a plan asks for nothing more; returns the steps that it took. Fails when it does not come to rest."""
+        still = 0
+        for taken in range(limit):
+            still = still + 1 if is_quiet(self.step()) and not any(self._moves(pod) for pod in self.pods.values()) else 0
+            if still == 3:
+                return taken
+        raise AssertionError(f"not at rest after {limit} steps: {self.plan()}")
+
+    def _moves(self, pod: PodView) -> bool:
+        coming = self.auto_ready and bool(pod.node) and not pod.engine_ready and not pod.finished and bool(pod.owner_name)
+        return pod.terminating or pod.drain_started is not None or coming
+
+    def apply(self, plan: Plan) -> None:
+        """Do what the operator's hands would do."""
+        for key, status in plan.model_status.items():
+            self.models[key] = replace(self.models[key], status=status)
+        if plan.pool_status:
+            self.pool_status = plan.pool_status
+        named = {object_id(m): (m["metadata"].get("ownerReferences") or [{"uid": ""}])[0]["uid"] for m in plan.objects}
+        pruned = {o for o, owner in self.owners.items() if owner in plan.prune_owners and o not in named and o not in plan.keep}
+        self.owners = {o: owner for o, owner in {**self.owners, **named}.items() if o not in pruned}
+        for cancel in plan.cancels:
+            self.pods[cancel.pod.uid] = replace(self.pods[cancel.pod.uid], drain_started=None, drain_reason="")
+            self.probes.pop(cancel.pod.uid, None)
+        for drain in plan.drains:
+            pod = self.pods[drain.pod.uid]
+            self.pods[pod.uid] = replace(pod, drain_started=drain.since, drain_reason=drain.reason.value, engine_ready=False)
+            state = EngineState.DRAINING if pod.uid in self.busy else EngineState.IDLE
+            self.probes[pod.uid] = EngineProbe(state, running=int(pod.uid in self.busy))
+        for delete in plan.deletes:
+            self.pods[delete.pod.uid] = replace(self.pods[delete.pod.uid], terminating=True, engine_ready=False)
+        for create in plan.creates:
+            self._create(create.manifest)
+
+    def pass_time(self, seconds: float) -> None:
+        """Terminating pods end, pending pods are bound where there is room, and bound pods become ready."""
+        self.now += timedelta(seconds=seconds)
+        self.pods = {uid: pod for uid, pod in self.pods.items() if not pod.terminating}
+        for uid, pod in sorted(self.pods.items()):
+            if not pod.node:
+                self.pods[uid] = replace(pod, node=self._place(pod))
+            elif self.auto_ready and not pod.engine_ready and pod.drain_started is None and not pod.finished:
+                self.pods[uid] = replace(pod, engine_ready=True, engine_started=True, phase="Running")
+
+    def charged(self, workload_class: str | None = None) -> int:
+        """NPUs that pods hold, of one class or of all."""
+        return sum(
+            pod.requests.get(RESOURCE, 0)
+            for pod in self.pods.values()
+            if not pod.finished and (workload_class is None or pod.labels.get("npufleet.dev/workload-class") == workload_class)
+        )
+
+    def of(self, name: str, namespace: str = "team") -> list[PodView]:
+        """Pods of one model, by name."""
+        return sorted((p for p in self.pods.values() if p.owner_uid == f"model-{namespace}-{name}"), key=lambda p: p.name)
+
+    def condition(self, name: str, kind: str, namespace: str = "team") -> tuple[str, str, str]:
+        """Status, reason and message of one condition of a model."""
+        found = self.models[(namespace, name)].status.condition(kind)
+        assert found is not None, f"{name} has no condition {kind}"
+        return found.status.value, found.reason, found.message
+
+    def _create(self, manifest: Mapping[str, Any]) -> None:
+        metadata = manifest["metadata"]
+        owner = metadata["ownerReferences"][0]
+        assert all((p.namespace, p.name) != (metadata["namespace"], metadata["name"]) for p in self.pods.values()), "name is taken"
+        self.created += 1
+        uid = f"pod-{self.created:04d}"
+        self.pods[uid] = PodView(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=uid,
+            created=self.now,
+            labels=metadata["labels"],
+            owner_uid=owner["uid"],
+            owner_name=owner["name"],
+            node="",
+            phase="Pending",
+            requests=pod_requests(manifest["spec"]),
+            ip=f"10.0.0.{self.created}",
+        )
+
+    def _place(self, pod: PodView) -> str:
+        want = pod.requests.get(RESOURCE, 0)
+        for name, view in sorted(self.nodes.items()):
+            used = sum(p.requests.get(RESOURCE, 0) for p in self.pods.values() if p.node == name and not p.finished)
+            if view.ready and view.schedulable and view.allocatable.get(RESOURCE, 0) - used >= want:
+                return name
+        return ""
+
+
+def is_quiet(plan: Plan) -> bool:
+    """Whether a plan moves no pod."""
+    return not (plan.creates or plan.drains or plan.cancels or plan.deletes)
