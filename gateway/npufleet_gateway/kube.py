@@ -61,9 +61,9 @@ async def kubernetes_configuration() -> Configuration:
     configuration = Configuration()
     try:
         if os.environ.get("KUBECONFIG"):
-            await load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # untyped library
+            await load_kube_config(client_configuration=configuration)
         else:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # untyped library
+            load_incluster_config(client_configuration=configuration)
     except (ConfigException, OSError, ValueError) as error:
         raise ConfigurationError(f"no access to an API server: {error}; run in a pod with a service account, or set KUBECONFIG") from error
     return configuration
@@ -77,7 +77,7 @@ class KubeClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.close()  # type: ignore[no-untyped-call]  # untyped library
+        await self._client.close()
 
     async def list(self, resource: Resource) -> ListResult:
         """All objects, in pages. Raises WatchError, WatchExpiredError, aiohttp.ClientError, TimeoutError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gateway.support import DONE, chunk, loopback
+from gateway.support import DONE, chunk, loopback
 
 
 async def test_a_streamed_chat_passes_through_unchanged() -> None:

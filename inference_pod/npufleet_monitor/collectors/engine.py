@@ -1,0 +1,96 @@
+"""What an engine tells, under vLLM's metric names and npufleet's own. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from npufleet_monitor.collectors.exposition import Samples, parse
+
+PREFIXES = ("vllm:", "npufleet:")
+
+TTFT = "vllm:time_to_first_token_seconds"
+TPOT = ("vllm:request_time_per_output_token_seconds", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+"""The first that an engine shows: per request where it can, else between tokens, under vLLM's new and old name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CumulativeHistogram:
+    """A histogram as Prometheus shows it: observations up to each bound, ascending, and in all (the +Inf bucket)."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    total: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One scrape of an engine; summed over the engine's label sets. None where it does not tell."""
+
+    running: float | None = None
+    waiting: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    kv_cache_percent: float | None = None
+    stall_percent: float | None = None
+    load_seconds: float | None = None
+    finished: float | None = None
+    """Requests that ended, however they ended."""
+    timeouts: float | None = None
+    ttft: CumulativeHistogram = field(default_factory=CumulativeHistogram)
+    tpot: CumulativeHistogram = field(default_factory=CumulativeHistogram)
+
+
+def parse_engine(raw: bytes) -> EngineSample:
+    """An engine's metrics page. Raises ScrapeError."""
+    samples = parse(raw, PREFIXES)
+    tpot = next((name for name in TPOT if f"{name}_bucket" in samples), TPOT[0])
+    timeouts = _sum(samples, "npufleet:request_timeouts_total")
+    if timeouts is None:
+        timeouts = _sum(samples, "vllm:request_success_total", finished_reason="timeout")
+    return EngineSample(
+        running=_sum(samples, "vllm:num_requests_running"),
+        waiting=_sum(samples, "vllm:num_requests_waiting"),
+        prompt_tokens=_sum(samples, "vllm:prompt_tokens_total"),
+        generation_tokens=_sum(samples, "vllm:generation_tokens_total"),
+        kv_cache_percent=_share(samples, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        stall_percent=_share(samples, "npufleet:pipeline_stall_ratio"),
+        load_seconds=_maximum(samples, "npufleet:load_seconds"),
+        finished=_sum(samples, "vllm:request_success_total"),
+        timeouts=timeouts,
+        ttft=_histogram(samples, TTFT),
+        tpot=_histogram(samples, tpot),
+    )
+
+
+def _sum(samples: Samples, name: str, **labels: str) -> float | None:
+    values = [s.value for s in samples.get(name, ()) if all(s.labels.get(key) == value for key, value in labels.items())]
+    return max(0.0, sum(values)) if values else None
+
+
+def _maximum(samples: Samples, name: str) -> float | None:
+    return max((max(0.0, sample.value) for sample in samples.get(name, ())), default=None)
+
+
+def _share(samples: Samples, *names: str) -> float | None:
+    """A ratio of 0…1 in percent; of several engines the fullest, which is what refuses work first."""
+    for name in names:
+        value = _maximum(samples, name)
+        if value is not None:
+            return min(100.0, value * 100)
+    return None
+
+
+def _histogram(samples: Samples, name: str) -> CumulativeHistogram:
+    by_bound: dict[float, float] = {}
+    total = 0.0
+    for sample in samples.get(f"{name}_bucket", ()):
+        try:
+            bound = float(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        if bound == float("inf"):
+            total += max(0.0, sample.value)
+        elif bound == bound:
+            by_bound[bound] = by_bound.get(bound, 0.0) + max(0.0, sample.value)
+    bounds = tuple(sorted(by_bound))
+    return CumulativeHistogram(bounds, tuple(by_bound[bound] for bound in bounds), total)
