@@ -17,7 +17,7 @@ STAMP := .venv/.installed
 COMPILE := $(UV) pip compile --quiet --no-header --no-emit-index-url --no-annotate --python-version 3.11
 
 # The packages, not their folders: mypy finds the folders through mypy_path.
-PACKAGES := npufleet_api npufleet_operator npufleet_gateway npufleet_pod npufleet_monitor npufleet_kernels devcluster demo
+PACKAGES := npufleet_api npufleet_operator npufleet_gateway npufleet_pod npufleet_monitor npufleet_kernels devcluster $(notdir $(wildcard tools/demo))
 
 .PHONY: help
 help: ## Show this list
@@ -58,8 +58,9 @@ lint: $(STAMP) ## Style, import contracts, and whether the CRD YAML is up to dat
 	$(BIN)/python crds/generate.py --check
 
 .PHONY: types
-types: $(STAMP) ## mypy --strict over every package
+types: $(STAMP) ## mypy --strict over every package and test
 	$(BIN)/mypy $(addprefix --package ,$(PACKAGES))
+	$(BIN)/mypy tests crds/generate.py $(wildcard tools/*.py)
 
 .PHONY: check
 check: lint types ## The quick part, for every save: lint, types and the tests that need neither cluster nor minutes

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,16 +74,32 @@ def test_every_image_pins_the_same_versions() -> None:
         assert dev.get(name) == version, f"{name} is {version} in an image and {dev.get(name)} where it is tested"
 
 
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is emptied afterwards: pytest keeps those of several runs, and torch takes gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("name", "packages"),
+    ("name", "pins", "packages", "programs"),
     [
-        ("Dockerfile.operator", {"npufleet_api", "npufleet_operator", "npufleet_gateway", "npufleet_monitor"}),
-        ("Dockerfile.pod", {"npufleet_api", "npufleet_pod", "npufleet_kernels"}),
+        (
+            "Dockerfile.operator",
+            "control.txt",
+            {"npufleet_api", "npufleet_operator", "npufleet_gateway", "npufleet_monitor"},
+            ("npufleet-operator", "npufleet-gateway", "npufleet-monitor"),
+        ),
+        ("Dockerfile.pod", "pod.txt", {"npufleet_api", "npufleet_pod", "npufleet_kernels"}, ("npufleet-pod",)),
     ],
+    ids=DOCKERFILES,
 )
-def test_what_is_copied_is_enough_to_install(tmp_path: Path, name: str, packages: set[str]) -> None:
-    source = tmp_path / "src"
+def test_what_is_copied_and_pinned_is_enough_to_run(
+    workspace: Path, name: str, pins: str, packages: set[str], programs: tuple[str, ...]
+) -> None:
+    source = workspace / "src"
     for path in copied(name):
         target = source / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,9 +107,21 @@ def test_what_is_copied_is_enough_to_install(tmp_path: Path, name: str, packages
             shutil.copytree(ROOT / path, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(ROOT / path, target)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path / "wheels"), str(source)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = (tmp_path / "wheels").glob("npufleet-*.whl")
-    top = {entry.partition("/")[0] for entry in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in entry}
-    assert top == packages
+    binaries = workspace / "venv" / "bin"
+    uv = Path(sys.executable).parent / "uv"
+    run(uv, "venv", "--quiet", "--python", sys.executable, workspace / "venv")
+    run(uv, "pip", "install", "--quiet", "--no-deps", "--python", binaries / "python", "-r", ROOT / "requirements" / pins, source)
+    (site,) = (workspace / "venv").glob("lib/python*/site-packages")
+    assert {path.name for path in site.glob("npufleet_*") if path.is_dir()} == packages
+    for program in programs:
+        assert "Usage:" in run(binaries / program, "--help")
+    modules = [".".join(path.relative_to(site).with_suffix("").parts) for package in packages for path in site.glob(f"{package}/**/*.py")]
+    imports = "\n".join(f"import {module.removesuffix('.__init__')}" for module in sorted(modules) if not module.endswith("__main__"))
+    run(binaries / "python", "-c", imports)
+
+
+def run(*command: str | Path) -> str:
+    """Run a program outside the working tree and give back what it prints."""
+    result = subprocess.run([str(part) for part in command], cwd="/", capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
