@@ -1,0 +1,1 @@
+"""The inference pod's engine container: models, engine, OpenAI server."""

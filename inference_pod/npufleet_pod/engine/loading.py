@@ -1,0 +1,166 @@
+"""Makes a model ready to serve: device, dtype, weights, memory, warm-up. torch is imported only while loading."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npufleet_api.model import Dtype
+from npufleet_api.pool import Device
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.engine import LoadedEngine
+from npufleet_pod.engine.resources import available_memory_bytes, cpu_count
+from npufleet_pod.engine.scheduler import SchedulerLimits
+from npufleet_pod.errors import DeviceError, ModelError, SettingsError
+from npufleet_pod.models.config import DecoderConfig, load_config
+from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+KV_MEMORY_SHARE = 0.8
+"""Share of the memory left after loading that KV may take; activations and the allocator's slack take the rest."""
+MIN_MODEL_LENGTH = 16
+DTYPE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What can be read of a model without torch, in well under a second."""
+
+    path: Path
+    config: DecoderConfig
+    tokenizer: TextTokenizer
+    dtype: Dtype
+    max_model_length: int
+    """What the settings ask for, else the model's own limit; memory may allow less."""
+
+
+def inspect_model(settings: EngineSettings) -> ModelFiles:
+    """Check all that needs no torch, so that a mistake is told at once. Raises SettingsError, DeviceError or ModelError."""
+    if settings.tensor_parallel > 1:
+        raise SettingsError(f"tensorParallel: {settings.tensor_parallel} is not served by this release: set it to 1")
+    if settings.device is Device.NPU and importlib.util.find_spec("torch_npu") is None:
+        raise DeviceError("device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU for development")
+    path = Path(settings.model_path)
+    config = load_config(path)
+    tokenizer = load_tokenizer(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"{path}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is {config.vocab_size}: "
+            "use the tokenizer that belongs to the weights"
+        )
+    wanted = settings.max_model_length
+    if wanted is not None and wanted > config.max_positions:
+        raise SettingsError(
+            f"maxModelLength: {wanted} is beyond the model's max_position_embeddings {config.max_positions}: lower maxModelLength"
+        )
+    dtype = compute_dtype(settings.dtype, config.checkpoint_dtype, settings.device)
+    return ModelFiles(path, config, tokenizer, dtype, wanted or config.max_positions)
+
+
+def compute_dtype(wanted: Dtype, checkpoint: Dtype, device: Device) -> Dtype:
+    """Type of weights, activations and KV.
+
+    Auto is the checkpoint's on an NPU. On a CPU it is Float32: few CPUs multiply bfloat16 faster than float32 (those with AMX or
+    AVX512-BF16), and in float32 an answer does not depend on the batch it was computed in.
+    """
+    if wanted is not Dtype.AUTO:
+        return wanted
+    return Dtype.FLOAT32 if device is Device.CPU else checkpoint
+
+
+def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], bool]) -> LoadedEngine:
+    """Load and warm up the model. Raises DeviceError or ModelError, LoadCancelledError once `keep_going` answers False."""
+    started = time.monotonic()
+    device = open_device(settings)
+
+    import torch
+
+    from npufleet_kernels.dispatch import select_kernels
+    from npufleet_pod.engine.runner import ModelRunner
+    from npufleet_pod.models.checkpoint import Checkpoint
+    from npufleet_pod.models.decoder import load_decoder
+
+    dtype = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}[files.dtype]
+    kernels = select_kernels(device.type)
+    with Checkpoint(files.path, dtype, device) as checkpoint:
+        decoder = load_decoder(files.config, checkpoint, kernels, keep_going)
+    runner = ModelRunner(decoder)
+    runner.warm_up()
+    limits = memory_limits(settings, files, _free_memory_bytes(device))
+    logger.info(
+        "model loaded",
+        extra={
+            "architecture": files.config.architecture,
+            "dtype": files.dtype.value,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "max_model_length": limits.max_model_length,
+            "kv_blocks": limits.kv_blocks,
+            "load_seconds": round(time.monotonic() - started, 3),
+        },
+    )
+    return LoadedEngine(runner, limits, files.config.eos_token_ids, files.tokenizer.decode)
+
+
+def open_device(settings: EngineSettings) -> torch.device:
+    """The device that the settings name, ready for use. Raises DeviceError rather than take another one."""
+    import torch
+
+    if settings.device is Device.NPU:
+        import torch_npu  # type: ignore[import-not-found, unused-ignore] # noqa: F401 - only in the Ascend image; registers torch.npu
+
+        npu = getattr(torch, "npu", None)
+        if npu is None or not npu.is_available() or npu.device_count() < 1:
+            raise DeviceError(
+                "device: NPU finds no NPU: check that the pod requests one and that the driver is mounted, "
+                "or set device CPU for development"
+            )
+        return torch.device("npu", 0)
+    torch.set_num_threads(settings.cpu_threads or cpu_count())
+    return torch.device("cpu")
+
+
+def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) -> SchedulerLimits:
+    """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit."""
+    from npufleet_pod.engine.kv_cache import BLOCK_TOKENS
+
+    block_bytes = files.config.kv_elements_per_token * DTYPE_BYTES[files.dtype] * BLOCK_TOKENS
+    limits = SchedulerLimits(
+        max_num_sequences=settings.max_num_sequences,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        max_model_length=files.max_model_length,
+        kv_blocks=1,
+        kv_block_tokens=BLOCK_TOKENS,
+    )
+    useful = settings.max_num_sequences * limits.blocks_for(files.max_model_length)
+    blocks = min(useful, int(free_bytes * KV_MEMORY_SHARE) // block_bytes)
+    held = blocks * BLOCK_TOKENS
+    if settings.max_model_length is not None and held < settings.max_model_length:
+        raise DeviceError(
+            f"maxModelLength: {settings.max_model_length} tokens of KV do not fit the {free_bytes // 2**20} MiB that are left, "
+            f"which hold {held}: lower maxModelLength or raise the memory limit"
+        )
+    if held < MIN_MODEL_LENGTH:
+        raise DeviceError(f"memory: {free_bytes // 2**20} MiB are left after loading, too little for any KV: raise the memory limit")
+    if held < files.max_model_length:
+        logger.warning("memory holds less than the model's length", extra={"model_length": files.max_model_length, "kv_tokens": held})
+    return replace(limits, kv_blocks=blocks, max_model_length=min(files.max_model_length, held))
+
+
+def _free_memory_bytes(device: torch.device) -> int:
+    if device.type == "npu":
+        import torch
+
+        free, _ = torch.npu.mem_get_info(device)  # type: ignore[attr-defined] # torch_npu adds it
+        return int(free)
+    return available_memory_bytes()

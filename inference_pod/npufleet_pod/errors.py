@@ -1,0 +1,100 @@
+"""Errors of the inference pod. Messages are one line and name the field, the value and the remedy."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+MAX_VALUE_CHARS = 80
+
+
+class PodError(Exception):
+    """Base of every error that npufleet_pod raises on its own."""
+
+
+class StartError(PodError):
+    """The engine cannot start. Its message is the whole of what the process says on stderr."""
+
+
+class SettingsError(StartError):
+    """The settings file is missing, unreadable or wrong."""
+
+
+class ModelError(StartError):
+    """The model's files are missing, damaged or of a kind that is not served."""
+
+
+class DeviceError(StartError):
+    """The device is absent, or too small for the model."""
+
+
+class LoadCancelledError(PodError):
+    """Loading was given up since the process ends."""
+
+
+class RequestError(PodError):
+    """A request is not served. `param` names the field at fault, where there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """The request can never be served as it is."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and answer are longer than the model, or the memory, holds."""
+
+
+class ModelNotFoundError(RequestError):
+    """The request names another model than the one that is served."""
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is longer than maxBodyBytes."""
+
+
+class NotReadyError(RequestError):
+    """New work is refused for now. Nothing was done: it can be sent elsewhere."""
+
+    def __init__(self, message: str, *, draining: bool) -> None:
+        super().__init__(message)
+        self.draining = draining
+
+
+class QueueFullError(RequestError):
+    """Too many requests wait; later there may be room."""
+
+
+class GenerationError(RequestError):
+    """A generation that had begun was ended by the engine."""
+
+
+class DrainDeadlineError(GenerationError):
+    """A generation was ended since the replica's drain ran out of time."""
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """The first problem of a pydantic error as one line: field, reason, value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    reason = first["msg"].removeprefix("Value error, ")
+    where = f"{field}: " if field else ""
+    if first["type"] == "missing":
+        return f"{where}field is missing"
+    if first["type"] == "extra_forbidden":
+        return f"{where}no such field"
+    return one_line(f"{where}{reason}, got {shorten(first['input'])}")
+
+
+def shorten(value: object) -> str:
+    """`repr(value)`, cut to MAX_VALUE_CHARS."""
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 1] + "…"
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of white space made one space."""
+    return " ".join(text.split())

@@ -1,0 +1,83 @@
+"""Command line of the engine container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from npufleet_api.contract import ADMIN_PORT, ENGINE_PORT, ENGINE_SETTINGS_FILE, SETTINGS_DIR, TERMINATION_MESSAGE_PATH
+from npufleet_pod.errors import StartError, one_line
+
+logger = logging.getLogger(__name__)
+
+
+@click.group()
+def main() -> None:
+    """The engine of an inference pod."""
+
+
+@main.command()
+@click.option(
+    "--settings",
+    "settings_path",
+    type=click.Path(path_type=Path),
+    default=Path(SETTINGS_DIR) / ENGINE_SETTINGS_FILE,
+    show_default=True,
+    help="Settings file that the operator writes.",
+)
+@click.option("--host", default=None, help="Address to listen on; every address by default.")
+@click.option("--port", type=click.IntRange(0, 65535), default=ENGINE_PORT, show_default=True, help="OpenAI port; 0 takes a free one.")
+@click.option("--admin-port", type=click.IntRange(0, 65535), default=ADMIN_PORT, show_default=True, help="Admin port; 0 takes a free one.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option(
+    "--termination-log",
+    type=click.Path(path_type=Path),
+    default=Path(TERMINATION_MESSAGE_PATH),
+    show_default=True,
+    help="File that gets the reason of a failed start, if it exists.",
+)
+def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, termination_log: Path) -> None:
+    """Serve the model of the settings file until SIGTERM."""
+    started = time.monotonic()
+    try:
+        _serve(settings_path, host, port, admin_port, log_level, started)
+    except StartError as error:
+        _give_up(one_line(str(error)), termination_log)
+    except Exception as error:
+        logger.exception("engine ended")
+        _give_up(f"engine ended: {type(error).__name__}: {one_line(str(error))}: see the container's log", termination_log)
+
+
+def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
+    from npufleet_pod.engine.loading import inspect_model
+    from npufleet_pod.server.chat_template import load_chat_template
+    from npufleet_pod.server.logs import configure_logging
+    from npufleet_pod.server.process import Sockets, bind, serve
+    from npufleet_pod.settings import load_settings
+
+    configure_logging(log_level)
+    settings = load_settings(settings_path)
+    with contextlib.ExitStack() as stack:
+        sockets = Sockets(stack.enter_context(bind(host, port)), stack.enter_context(bind(host, admin_port)))
+        files = inspect_model(settings)
+        template = load_chat_template(files.path)
+        asyncio.run(serve(settings, files, template, sockets, started))
+
+
+def _give_up(message: str, termination_log: Path) -> None:
+    """Say why on stderr and where Kubernetes looks for it, and end."""
+    click.echo(message, err=True)
+    if termination_log.exists():
+        with contextlib.suppress(OSError):
+            termination_log.write_text(message[:4096])
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The OpenAI API, the admin port, and the life of the process."""

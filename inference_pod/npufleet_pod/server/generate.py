@@ -1,0 +1,105 @@
+"""From a parsed request to what the engine is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+from npufleet_pod.engine.request import GenerationRequest
+from npufleet_pod.errors import ContextLengthError, InvalidRequestError
+from npufleet_pod.server.answer import AnswerPlan
+from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from npufleet_pod.server.serving import Serving
+from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
+
+INLINE_ENCODE_CHARS = 4096
+"""Longer texts are encoded on a thread, so that other clients' tokens are not held up."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of max_tokens for completions; a chat may fill the model's length."""
+
+
+async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
+    """What `POST /v1/completions` asks for. Raises RequestError."""
+    _check(serving, body)
+    prompts = [
+        await encode(serving, prompt, add_special_tokens=True) if isinstance(prompt, str) else _checked_ids(serving, prompt)
+        for prompt in body.prompts()
+    ]
+    wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model)
+    return _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id)
+
+
+async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
+    """What `POST /v1/chat/completions` asks for. Raises RequestError."""
+    _check(serving, body)
+    messages = [message.for_template() for message in body.messages]
+    text = serving.template.render(messages, body.add_generation_prompt, body.chat_template_kwargs)
+    prompt = await encode(serving, text, add_special_tokens=False)
+    wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id)
+
+
+async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`. Raises ContextLengthError without encoding what is far too long."""
+    tokenizer, limit = serving.files.tokenizer, serving.limits.max_model_length
+    if tokenizer.fewest_tokens(text) > limit:
+        raise ContextLengthError(f"the prompt has {len(text)} characters, far more than the model's {limit} tokens: shorten it", "prompt")
+    if len(text) <= INLINE_ENCODE_CHARS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def _check(serving: Serving, body: GenerationBody) -> None:
+    serving.check_model(body.model)
+    serving.lifecycle.check_admits()
+    body.check_supported()
+
+
+def _checked_ids(serving: Serving, token_ids: list[int]) -> list[int]:
+    vocabulary = serving.files.config.vocab_size
+    beyond = next((token for token in token_ids if token >= vocabulary), None)
+    if beyond is not None:
+        raise InvalidRequestError(f"prompt holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "prompt")
+    return token_ids
+
+
+def _plan(
+    serving: Serving,
+    body: GenerationBody,
+    prompts: list[list[int]],
+    asked_tokens: int | None,
+    default_tokens: int,
+    wording: Wording,
+    answer_id: str,
+) -> AnswerPlan:
+    copies = body.n or 1
+    if len(prompts) * copies > MAX_CHOICES:
+        raise InvalidRequestError(f"{len(prompts)} prompts × n {copies} is more than {MAX_CHOICES} answers: send several requests", "n")
+    limit = serving.limits.max_model_length
+    requests: list[GenerationRequest] = []
+    for prompt in prompts:
+        if len(prompt) >= limit:
+            raise ContextLengthError(f"the prompt has {len(prompt)} tokens, the model holds {limit} with the answer: shorten it", "prompt")
+        max_tokens = asked_tokens if asked_tokens is not None else min(default_tokens, limit - len(prompt))
+        for _ in range(copies):
+            index = len(requests)
+            requests.append(
+                GenerationRequest(
+                    request_id=f"{answer_id}-{index}",
+                    prompt_token_ids=tuple(prompt),
+                    stop=body.stop_params(max_tokens),
+                    sampling=body.sampling(index),
+                    skip_special_tokens=body.skip_special_tokens,
+                )
+            )
+    options = body.stream_options
+    return AnswerPlan(
+        requests=tuple(requests),
+        wording=wording,
+        prompt_tokens=sum(len(prompt) for prompt in prompts),
+        stream=bool(body.stream),
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+    )

@@ -1,0 +1,179 @@
+"""The process: binds, loads, serves, drains, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from npufleet_api.contract import POD_NAME_ENV, EngineState
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.engine import Engine
+from npufleet_pod.engine.loading import ModelFiles, load_engine
+from npufleet_pod.errors import DrainDeadlineError, StartError
+from npufleet_pod.server.admin import create_admin_app
+from npufleet_pod.server.chat_template import ChatTemplate
+from npufleet_pod.server.lifecycle import Lifecycle
+from npufleet_pod.server.metrics import EngineMetrics
+from npufleet_pod.server.openai import create_openai_app
+from npufleet_pod.server.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than HTTP clients keep idle connections (aiohttp 15 s, nginx 60 s), so that it is they who close."""
+CLOSE_SECONDS = 5
+"""Time that open connections get to end once the replica is idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The listening sockets."""
+
+    openai: socket.socket
+    admin: socket.socket
+
+
+def bind(host: str | None, port: int) -> socket.socket:
+    """Listen on `port` of `host`; None: of every address, IPv6 where the kernel has it. Raises StartError."""
+    try:
+        if host is not None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family, backlog=2048)
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):
+                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=2048)
+        return socket.create_server(("", port), backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StartError(f"port {port} of {host or 'every address'}: {reason}: stop what holds it, or choose another port") from error
+
+
+async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTemplate, sockets: Sockets, started: float) -> None:
+    """Run until SIGTERM or SIGINT has been obeyed. started: time.monotonic() of the process's begin. Raises what ends the engine."""
+    metrics = EngineMetrics(settings.served_name)
+    engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), metrics, settings.seed)
+
+    def end_all() -> None:
+        engine.abort_all(DrainDeadlineError("the replica's drain ran out of time: send the request again"))
+
+    lifecycle = Lifecycle(engine.snapshot, end_all)
+    metrics.watch(engine.snapshot, lambda: lifecycle.state)
+    replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
+    serving = Serving(settings, files, template, engine, lifecycle, metrics, replica, int(time.time()))
+    stop = asyncio.Event()
+    with _signals(stop):
+        engine.start()
+        try:
+            async with _listen(create_openai_app(serving), sockets.openai), _listen(create_admin_app(serving), sockets.admin):
+                logger.info("listening", extra={"port": sockets.openai.getsockname()[1], "admin_port": sockets.admin.getsockname()[1]})
+                await _live(serving, stop, started)
+        finally:
+            lifecycle.close()
+            await engine.stop()
+
+
+async def _live(serving: Serving, stop: asyncio.Event, started: float) -> None:
+    """Load, serve, and once told to end, drain. Raises what ends the engine before that."""
+    told = asyncio.create_task(stop.wait())
+    ended = asyncio.create_task(serving.engine.wait_ended())
+    loading = asyncio.create_task(_load(serving, started))
+    try:
+        await asyncio.wait({told, ended, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            await loading
+            await asyncio.wait({told, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            await ended
+        draining = asyncio.create_task(_shut_down(serving))
+        try:
+            await asyncio.wait({draining, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await ended
+            await draining
+        finally:
+            await _cancel(draining)
+    finally:
+        await _cancel(told, ended, loading)
+
+
+async def _load(serving: Serving, started: float) -> None:
+    loaded = await serving.engine.wait_ready()
+    serving.loaded_limits = loaded.limits
+    seconds = time.monotonic() - started
+    serving.metrics.loaded(loaded.limits, seconds)
+    serving.lifecycle.loaded()
+    logger.info("ready", extra={"load_seconds": round(seconds, 3), "model": serving.settings.served_name})
+
+
+async def _shut_down(serving: Serving) -> None:
+    """After SIGTERM: keep accepting while endpoints change, then drain. A drain that has begun goes on; an idle replica ends at once."""
+    lifecycle, shutdown = serving.lifecycle, serving.settings.shutdown
+    lifecycle.terminate()
+    logger.info("terminating", extra={"state": lifecycle.state.value})
+    if lifecycle.state is EngineState.READY:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(shutdown.accept_seconds):
+                await lifecycle.wait_until(EngineState.DRAINING, EngineState.IDLE)
+    lifecycle.drain(shutdown.drain_seconds)
+    await lifecycle.wait_until(EngineState.IDLE)
+    logger.info("drained")
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set `stop` at SIGTERM and SIGINT; a repeated one changes nothing."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: when to end is the lifecycle's to say."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's handlers alone."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _listen(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` on `listener` while the context is open; then let open connections end."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def _cancel(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

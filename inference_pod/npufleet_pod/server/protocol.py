@@ -1,0 +1,211 @@
+"""Request bodies of the OpenAI API, parsed once at the border. Unknown fields are ignored, as OpenAI does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from npufleet_pod.engine.request import SamplingParams, StopParams
+from npufleet_pod.errors import InvalidRequestError
+
+MAX_CHOICES = 128
+"""Most sequences that one request may ask for: prompts × n."""
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Body(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Body):
+    """What completions and chat have in common: OpenAI's fields, and those that vLLM adds."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    skip_special_tokens: bool = True
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "presence_penalty": (None, 0.0),
+        "frequency_penalty": (None, 0.0),
+        "repetition_penalty": (None, 1.0),
+        "logit_bias": (None, {}),
+    }
+    """Fields that would change the answer and are not served, with the values that change nothing."""
+
+    def check_supported(self) -> None:
+        """Raise InvalidRequestError for a field that would have to be ignored."""
+        for name, harmless in self.unsupported.items():
+            if getattr(self, name) not in harmless:
+                raise InvalidRequestError(f"{name} is not supported: leave it out", name)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream: true: leave it out or set stream", "stream_options")
+
+    def sampling(self, choice: int) -> SamplingParams:
+        """How choice `choice` is sampled; choices of a seeded request differ from each other and repeat."""
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            seed=None if self.seed is None else (self.seed + choice) % 2**63,
+        )
+
+    def stop_params(self, max_tokens: int) -> StopParams:
+        """When the answer ends. Raises InvalidRequestError if min_tokens is above max_tokens."""
+        if self.min_tokens > max_tokens:
+            raise InvalidRequestError(f"min_tokens {self.min_tokens} is above max_tokens {max_tokens}: lower it", "min_tokens")
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return StopParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop_strings=stops,
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            include_stop_string=self.include_stop_str_in_output,
+        )
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(max_length=MAX_CHOICES)]
+        | list[TokenId]
+        | Annotated[list[list[TokenId]], Field(max_length=MAX_CHOICES)]
+    )
+    best_of: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+    logprobs: int | None = None
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationBody.unsupported,
+        "best_of": (None, 1),
+        "echo": (False,),
+        "suffix": (None, ""),
+        "logprobs": (None,),
+    }
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or as token ids. Raises InvalidRequestError if there is none."""
+        if not self.prompt:
+            raise InvalidRequestError("prompt is empty: send at least one token", "prompt")
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+class ContentPart(Body):
+    """One part of a message; only text is served."""
+
+    type: Annotated[str, StringConstraints(max_length=64)]
+    text: str | None = None
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: Annotated[str, StringConstraints(max_length=256)] | None = None
+    tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: content as one string. Raises InvalidRequestError for a part that is not text."""
+        fields = self.model_dump(exclude_none=True, exclude={"content"})
+        if isinstance(self.content, list):
+            for part in self.content:
+                if part.type != "text" or part.text is None:
+                    raise InvalidRequestError(f"messages: a content part of type {part.type!r} is not supported: send text", "messages")
+            fields["content"] = "\n".join(part.text for part in self.content if part.text is not None)
+        else:
+            fields["content"] = self.content or ""
+        return fields
+
+
+class ResponseFormat(Body):
+    """How the answer is to be written; only text is served."""
+
+    type: Annotated[str, StringConstraints(max_length=64)]
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
+    max_completion_tokens: Tokens | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationBody.unsupported,
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+    }
+
+    def check_supported(self) -> None:
+        """Raise InvalidRequestError for a field that would have to be ignored."""
+        super().check_supported()
+        if self.tools and self.tool_choice != "none":
+            raise InvalidRequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidRequestError("response_format other than text is not supported: leave it out", "response_format")
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt, or messages that the chat template turns into one."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1_048_576)]
+    skip_special_tokens: bool = False

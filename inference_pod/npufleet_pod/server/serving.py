@@ -1,0 +1,48 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.engine import Engine
+from npufleet_pod.engine.loading import ModelFiles
+from npufleet_pod.engine.scheduler import SchedulerLimits
+from npufleet_pod.errors import ModelNotFoundError, NotReadyError
+from npufleet_pod.server.chat_template import ChatTemplate
+from npufleet_pod.server.lifecycle import Lifecycle
+from npufleet_pod.server.metrics import EngineMetrics
+
+
+@dataclass(slots=True)
+class Serving:
+    """One model as it is served."""
+
+    settings: EngineSettings
+    files: ModelFiles
+    template: ChatTemplate
+    engine: Engine
+    lifecycle: Lifecycle
+    metrics: EngineMetrics
+    replica: str
+    """Name of the pod."""
+    created_unix: int
+    loaded_limits: SchedulerLimits | None = None
+    """None until the model is loaded."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that clients may send as model; the served one first."""
+        return (self.settings.served_name, *self.settings.aliases)
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The engine's bounds. Raises NotReadyError while the model loads."""
+        if self.loaded_limits is None:
+            raise NotReadyError("the model is loading: try again later", draining=False)
+        return self.loaded_limits
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelNotFoundError unless `name` is served; None stands for the only model."""
+        if name is not None and name not in self.names:
+            raise ModelNotFoundError(f"the model {name!r} does not exist: this replica serves {', '.join(self.names)}", "model")

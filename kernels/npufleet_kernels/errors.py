@@ -1,0 +1,11 @@
+"""Errors of the kernels."""
+
+from __future__ import annotations
+
+
+class KernelError(Exception):
+    """Base of every error that npufleet_kernels raises on its own."""
+
+
+class VariantMissingError(KernelError):
+    """An operation has no variant for the device, or not the one that was asked for."""
