@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import EngineState
 from npufleet_operator.core.observed import EngineProbe
+from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 
 
 def served(name: str = "tiny", **spec: object) -> Fleet:

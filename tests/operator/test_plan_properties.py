@@ -9,10 +9,10 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.fleet import RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 
 from npufleet_operator.core.acceptance import class_bounds
 from npufleet_operator.core.actions import Plan
+from support.fleet import RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 
 CLASSES = ("chat", "document", "code")
 
@@ -33,6 +33,17 @@ class FleetMachine(RuleBasedStateMachine):
         if before and before.spec:
             cls = before.spec.workload_class
         self.fleet.add_model(name, model_spec(cls, replicas, engine={"maxNumSequences": batch}, rollout=rollout))
+
+    @rule(data=st.data(), batch=st.integers(4, 6))
+    def roll_out(self, data: st.DataObject, batch: int) -> None:
+        if not self.fleet.models:
+            return
+        _, name = data.draw(st.sampled_from(sorted(self.fleet.models)))
+        spec = self.fleet.models[("team", name)].spec
+        assert spec is not None
+        engine = spec.engine.model_copy(update={"max_num_sequences": batch})
+        self.fleet.add_model(name, spec.model_copy(update={"engine": engine}))
+        self.step(0.5)
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def delete_model(self, name: str) -> None:
@@ -76,7 +87,7 @@ class FleetMachine(RuleBasedStateMachine):
     def step(self, seconds: float) -> None:
         fleet = self.fleet
         before = {cls: fleet.charged(cls) for cls in CLASSES}
-        total = fleet.charged()
+        total = self._charged_to_supply()
         ready = {model.uid: sum(p.engine_ready for p in fleet.pods.values() if p.owner_uid == model.uid) for model in fleet.models.values()}
         plan = fleet.plan()
         fleet.apply(plan)
@@ -88,12 +99,17 @@ class FleetMachine(RuleBasedStateMachine):
         """No action takes a class over its ceiling or the pool over its supply."""
         assert plan.pool_status is not None
         if plan.creates:
-            assert self.fleet.charged() <= max(total, plan.pool_status.supply), "over supply"
+            assert self._charged_to_supply() <= max(total, plan.pool_status.supply), "over supply"
         pool = self.fleet.pool
         assert pool is not None
         for workload_class in pool.classes:
             _, ceiling = class_bounds(workload_class, plan.pool_status.nominal)
             assert self.fleet.charged(workload_class.name) <= max(before[workload_class.name], ceiling), "over ceiling"
+
+    def _charged_to_supply(self) -> int:
+        """NPUs held on usable nodes or not placed yet; what a lost node holds is not taken from the supply."""
+        usable = {name for name, view in self.fleet.nodes.items() if view.ready and view.schedulable}
+        return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
 
     def _rollouts_keep_serving(self, plan: Plan, ready: dict[str, int]) -> None:
         """A rollout never takes the last serving replica away, unless Recreate is chosen."""
@@ -159,7 +175,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert len(fleet.of(model.name)) <= wanted
 
 
-FleetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+FleetMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestFleet = FleetMachine.TestCase
 
 
