@@ -67,6 +67,27 @@ def manifests(settings: ClusterSettings) -> str:
             ],
         },
         _role_binding("system:coredns", "system:coredns", "system:coredns"),
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": "devcluster:kwok"},
+            "rules": [
+                {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+                {
+                    "apiGroups": [""],
+                    "resources": ["pods"],
+                    "verbs": ["delete", "get", "list", "patch", "update", "watch"],
+                },
+                {"apiGroups": [""], "resources": ["nodes/status", "pods/status"], "verbs": ["patch", "update"]},
+                {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                {
+                    "apiGroups": ["coordination.k8s.io"],
+                    "resources": ["leases"],
+                    "verbs": ["create", "get", "list", "patch", "update", "watch"],
+                },
+            ],
+        },
+        _role_binding("devcluster:kwok", "devcluster:kwok", "devcluster:kwok"),
         *_node_service(settings, "kube-system", "kube-dns", dns_ports, clusterIP=str(settings.network.dns_service)),
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "npu-exporter"}},
         *_node_service(settings, "npu-exporter", "npu-exporter", exporter_ports),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from devcluster.errors import BuildError, CommandError, UnsupportedMachineError
-from devcluster.paths import cache_home
+from devcluster.paths import cache_home, state_home
 from devcluster.run import run
 from devcluster.versions import Binary, Project
 
@@ -47,13 +47,16 @@ def _is_right_version(binary: Binary, path: Path) -> bool:
 
 
 def _installed(binary: Binary, environ: Mapping[str, str]) -> Path | None:
+    """A binary of the right version in KUBEBUILDER_ASSETS, else on PATH."""
     if not binary.version_args:
         return None
-    assets = environ.get("KUBEBUILDER_ASSETS", "")
-    for folder in (assets, environ.get("PATH", "")):
-        found = shutil.which(binary.name, path=folder) if folder else None
-        if found is not None and _is_right_version(binary, Path(found)):
-            return Path(found)
+    own_wrappers = state_home()
+    for folder in (environ.get("KUBEBUILDER_ASSETS", ""), *environ.get("PATH", "").split(os.pathsep)):
+        candidate = Path(folder) / binary.name
+        if not folder or candidate.is_relative_to(own_wrappers) or not os.access(candidate, os.X_OK):
+            continue
+        if _is_right_version(binary, candidate):
+            return candidate
     return None
 
 
@@ -63,13 +66,15 @@ def find(project: Project, environ: Mapping[str, str] | None = None) -> dict[str
     cached = cache_folder(project)
     found: dict[str, Path] = {}
     for binary in project.binaries:
-        # The cache is asked first: a match there was built from these very sources, and asking costs nothing.
-        path = cached / binary.name if (cached / binary.name).is_file() else _installed(binary, environ)
+        path = _installed(binary, environ)
+        if path is None and (cached / binary.name).is_file():
+            path = cached / binary.name
         if path is not None:
             found[binary.name] = path
     folders = {path.parent for path in found.values()}
     if project.together and (len(found) < len(project.binaries) or len(folders) > 1):
-        return {}
+        own = {binary.name: cached / binary.name for binary in project.binaries}
+        return own if all(path.is_file() for path in own.values()) else {}
     return found
 
 

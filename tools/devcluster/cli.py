@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 
 from devcluster import cluster as clusters
+from devcluster import lifecycle
 from devcluster.errors import DevclusterError
-from devcluster.settings import NpuSettings
+from devcluster.paths import Layout
+from devcluster.settings import NpuSettings, describe, load
 
 
 class _Group(click.Group):
@@ -60,9 +63,14 @@ def up(
 ) -> None:
     """Bring the cluster up, or repair it; ends when its node is Ready."""
     given = {"count": npus, "resource_name": npu_resource, "unit": npu_unit, "chip_name": npu_chip}
-    given = {key: value for key, value in given.items() if value is not None}
-    npu = NpuSettings.model_validate(given) if given else None
-    cluster = clusters.up(name, npu, checkout=checkout, mounts=mounts)
+    changes = {key: value for key, value in given.items() if value is not None}
+    layout = Layout.of(name)
+    before = load(layout).npu if layout.config.exists() else NpuSettings()
+    try:
+        npu = NpuSettings.model_validate({**before.model_dump(), **changes})
+    except ValidationError as error:
+        raise click.UsageError(f"the NPUs cannot be had: {describe(error)}") from error
+    cluster = lifecycle.up(name, npu, checkout=checkout, mounts=mounts)
     click.echo(f"export KUBECONFIG={cluster.kubeconfig}")
     click.echo(f"export PATH={cluster.kubectl.parent}:$PATH")
 
@@ -72,7 +80,7 @@ def up(
 @click.option("--keep-data", is_flag=True, help="Keep the data directory; the next `up` resumes.")
 def down(name: str, keep_data: bool) -> None:
     """End the cluster and remove every trace of it; works after any crash."""
-    clusters.down(name, keep_data=keep_data)
+    lifecycle.down(name, keep_data=keep_data)
 
 
 @main.command()
@@ -174,3 +182,33 @@ def npu_heal(name: str, cards: tuple[int, ...]) -> None:
 def npu_set(name: str, card: int, metric: str, value: float) -> None:
     """Let the npu-exporter show VALUE for METRIC of CARD."""
     clusters.get(name).npu_set(card, metric, value)
+
+
+@main.group()
+def nodes() -> None:
+    """Look at the cluster's nodes; add fake ones for tests of scale."""
+
+
+@nodes.command("list")
+@_NAME
+def nodes_list(name: str) -> None:
+    """Show every node."""
+    click.echo(clusters.get(name).run_kubectl("get", "nodes", "-o", "wide"), nl=False)
+
+
+@nodes.command("add")
+@_NAME
+@click.option("--fake", "count", type=click.IntRange(1, 5000), required=True, help="How many fake nodes.")
+@click.option("--npus", type=click.IntRange(0, 64), default=8, show_default=True, help="Cards of each.")
+@click.option("--taint/--no-taint", default=True, help="Keep pods away that do not tolerate fake nodes.  [default: on]")
+def nodes_add(name: str, count: int, npus: int, taint: bool) -> None:
+    """Add nodes that kwok plays: the API server, scheduler and controllers are real, their pods never run."""
+    clusters.get(name).add_fake_nodes(count, npus, tainted=taint)
+
+
+@nodes.command("remove")
+@_NAME
+@click.option("--fake", is_flag=True, required=True, help="Remove all fake nodes.")
+def nodes_remove(name: str, fake: bool) -> None:
+    """Remove fake nodes."""
+    clusters.get(name).remove_fake_nodes()

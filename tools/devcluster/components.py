@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def _apiserver(settings: ClusterSettings, layout: Layout, binary: Path) -> Compo
     return Component("kube-apiserver", _argv(binary, flags), probe, after=("etcd",))
 
 
-def _argv(binary: Path, flags: dict[str, object]) -> tuple[str, ...]:
+def _argv(binary: Path, flags: Mapping[str, object]) -> tuple[str, ...]:
     return (str(binary), *(f"--{name}={value}" for name, value in sorted(flags.items())))
 
 
@@ -194,6 +195,7 @@ def components(settings: ClusterSettings, layout: Layout) -> tuple[Component, ..
         (sys.executable, "-m", "devcluster.npu", str(layout.root)),
         HttpProbe(f"http://{settings.network.node}:8082/metrics"),
     )
+    kwok = [_kwok(settings, layout, binaries["kwok"])] if "kwok" in binaries else []
     return (
         etcd,
         containerd,
@@ -204,4 +206,18 @@ def components(settings: ClusterSettings, layout: Layout) -> tuple[Component, ..
         kube_proxy,
         coredns,
         kubelet,
+        *kwok,
     )
+
+
+def _kwok(settings: ClusterSettings, layout: Layout, binary: Path) -> Component:
+    flags = {
+        "cidr": settings.network.fake_pods,
+        "config": Path(__file__).with_name("kwok-stages.yaml"),
+        "kubeconfig": layout.component_kubeconfig("kwok"),
+        "manage-nodes-with-annotation-selector": "kwok.x-k8s.io/node=fake",
+        "node-ip": settings.network.host,
+        "node-lease-duration-seconds": 40,
+        "server-address": "127.0.0.1:10247",
+    }
+    return Component("kwok", _argv(binary, flags), HttpProbe("http://127.0.0.1:10247/healthz"), ("kube-apiserver",))

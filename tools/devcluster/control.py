@@ -15,7 +15,7 @@ from devcluster.paths import Layout
 
 _MAX_REPLY_BYTES = 1 << 20
 
-Action = Literal["status", "kill", "stop", "start", "restart", "shutdown"]
+Action = Literal["status", "kill", "stop", "start", "restart", "reload", "shutdown"]
 
 
 class Request(BaseModel):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from devcluster import cgroups
 from devcluster.paths import Layout
+from devcluster.run import run
 from devcluster.settings import load
 
 
@@ -21,6 +22,15 @@ def start_time(process_id: int) -> int:
     """Start time of a process in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)); OSError if gone."""
     stat = Path(f"/proc/{process_id}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[19])
+
+
+def launch(layout: Layout) -> None:
+    """Start this module as a daemon; `layout.launcher` appears once it is in the cluster's cgroups."""
+    layout.launcher.unlink(missing_ok=True)
+    log = layout.log / "supervisor.log"
+    script = 'exec "$0" -m devcluster.launch "$1" </dev/null >>"$2" 2>&1'
+    # setsid forks and returns: the daemon belongs to the machine's init, not to a test run or a shell.
+    run(["setsid", "--fork", "/bin/sh", "-c", script, sys.executable, layout.root, log], cwd=layout.root)
 
 
 def main() -> None:

@@ -42,6 +42,10 @@ def mounts(layout: Layout) -> None:
             point = Path("/sys/fs/cgroup") / hierarchy.mount_point.name
             point.mkdir()
             _mount("-t", "cgroup", "-o", hierarchy.options, "cgroup", str(point))
+    # The host's name servers cannot be reached from here: without this, each reverse look-up would wait for them.
+    resolver = Path("/etc/resolv.conf").resolve()
+    if resolver.exists():
+        _mount("--bind", str(layout.etc / "resolv.conf"), str(resolver))
     kubelet_root = layout.root / "kubelet"
     kubelet_root.mkdir(exist_ok=True)
     Path(KUBELET_ROOT).mkdir(parents=True, exist_ok=True)

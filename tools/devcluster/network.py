@@ -36,6 +36,11 @@ class Network:
         return next(self.pods.subnets(prefixlen_diff=1))
 
     @property
+    def fake_pods(self) -> IPv4Network:
+        """Addresses that pods on fake nodes pretend to have."""
+        return next(next(reversed(list(self.pods.subnets(prefixlen_diff=1)))).subnets(prefixlen_diff=1))
+
+    @property
     def bridge(self) -> IPv4Address:
         """The bridge's address: the pods' gateway."""
         return self.node_pods[1]

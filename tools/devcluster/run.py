@@ -19,6 +19,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout_seconds: float | None = None,
     pass_fds: Sequence[int] = (),
+    cwd: Path | None = None,
 ) -> str:
     """Run `command`, return its standard output; raises CommandError with the end of its output when it fails."""
     argv = [str(part) for part in command]
@@ -32,6 +33,7 @@ def run(
             text=True,
             timeout=timeout_seconds,
             pass_fds=pass_fds,
+            cwd=cwd,
             check=False,
         )
     except FileNotFoundError as error:

@@ -70,8 +70,8 @@ def describe(error: ValidationError) -> str:
     """A pydantic error in one line: field, value, what is wrong."""
     parts = []
     for item in error.errors(include_url=False):
-        field = ".".join(str(step) for step in item["loc"]) or "settings"
-        parts.append(f"{field} = {item.get('input')!r}: {item['msg']}")
+        field = ".".join(str(step) for step in item["loc"])
+        parts.append(f"{field} = {item.get('input')!r}: {item['msg']}" if field else str(item["msg"]))
     return "; ".join(parts)
 
 

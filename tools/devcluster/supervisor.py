@@ -23,6 +23,7 @@ from devcluster import namespace, probes
 from devcluster.backoff import Backoff
 from devcluster.components import Component, components
 from devcluster.control import Process, Reply, Request, socket_address
+from devcluster.errors import DevclusterError
 from devcluster.paths import Layout
 from devcluster.settings import load
 
@@ -54,6 +55,7 @@ class Keeper:
         self._wanted.set()
         self._ready = asyncio.Event()
         self._backoff = Backoff()
+        self._started = False
 
     @property
     def pid(self) -> int | None:
@@ -73,8 +75,11 @@ class Keeper:
         """Start, watch and restart; ends only by cancellation."""
         while True:
             await self._wanted.wait()
-            for prerequisite in self._prerequisites:
-                await prerequisite.wait_ready()
+            if not self._started:
+                # Only the first start is ordered: later each component copes with the others' absence, as anywhere.
+                for prerequisite in self._prerequisites:
+                    await prerequisite.wait_ready()
+                self._started = True
             exited = self._spawn()
             started = time.monotonic()
             watcher = asyncio.create_task(self._watch_ready())
@@ -120,6 +125,12 @@ class Keeper:
         if self._process is not None:
             self._process.send_signal(number)
 
+    async def kill(self) -> None:
+        """SIGKILL; returns once the process is gone."""
+        if self._process is not None and self._exited is not None:
+            self.signal(signal.SIGKILL)
+            await asyncio.wait({self._exited})
+
     async def stop(self, grace_seconds: float = _GRACE_SECONDS) -> None:
         """SIGTERM, then SIGKILL after the grace; returns once it is down. It stays down until `start`."""
         self._wanted.clear()
@@ -129,8 +140,7 @@ class Keeper:
         self.signal(signal.SIGTERM)
         done, _ = await asyncio.wait({exited}, timeout=grace_seconds)
         if not done:
-            self.signal(signal.SIGKILL)
-            await asyncio.wait({exited})
+            await self.kill()
 
     def start(self) -> None:
         """Want it running again."""
@@ -145,14 +155,42 @@ class Supervisor:
         self._layout = layout
         self._children: dict[int, tuple[subprocess.Popen[bytes], asyncio.Future[int]]] = {}
         self._keepers: dict[str, Keeper] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = asyncio.Event()
         for component in wanted:
-            self._keepers[component.name] = Keeper(
-                component,
-                layout.log / f"{component.name}.log",
-                (self._keepers[name] for name in component.after),
-                self._register,
-            )
+            self._add(component)
+
+    def _add(self, component: Component) -> None:
+        self._keepers[component.name] = Keeper(
+            component,
+            self._layout.log / f"{component.name}.log",
+            (self._keepers[name] for name in component.after),
+            self._register,
+        )
+
+    def _keep(self, name: str) -> None:
+        task = asyncio.create_task(self._keepers[name].run(), name=name)
+        task.add_done_callback(self._kept)
+        self._tasks[name] = task
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        # A keeper ends by cancellation only; any other end is a fault of this program, and half a cluster helps nobody.
+        if not task.cancelled():
+            _LOG.error("the keeper of %s failed", task.get_name(), exc_info=task.exception())
+            self._ending.set()
+
+    async def _reload(self) -> None:
+        for component in components(load(self._layout), self._layout):
+            keeper = self._keepers.get(component.name)
+            if keeper is None:
+                self._add(component)
+                self._keep(component.name)
+            elif keeper.component != component:
+                was_stopped = keeper.stopped
+                await keeper.stop()
+                keeper.component = component
+                if not was_stopped:
+                    keeper.start()
 
     def _register(self, process: subprocess.Popen[bytes], exited: asyncio.Future[int]) -> None:
         self._children[process.pid] = (process, exited)
@@ -184,18 +222,16 @@ class Supervisor:
         old_umask = os.umask(0o077)
         server = await asyncio.start_unix_server(self._serve, socket_address(self._layout, directory), limit=_MAX_REQUEST_BYTES)
         os.umask(old_umask)
-        tasks = [asyncio.create_task(keeper.run(), name=name) for name, keeper in self._keepers.items()]
-        ending = asyncio.create_task(self._ending.wait())
+        for name in self._keepers:
+            self._keep(name)
         try:
-            done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {ending}:
-                _LOG.error("the keeper of %s failed", task.get_name(), exc_info=task.exception())
+            await self._ending.wait()
             await self._stop_all()
         finally:
             server.close()
-            for task in (ending, *tasks):
+            for task in self._tasks.values():
                 task.cancel()
-            await asyncio.gather(ending, *tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             os.close(directory)
 
     async def _stop_all(self) -> None:
@@ -225,13 +261,19 @@ class Supervisor:
         if request.action == "shutdown":
             self._ending.set()
             return Reply()
+        if request.action == "reload":
+            try:
+                await self._reload()
+            except DevclusterError as error:
+                return Reply(error=str(error))
+            return Reply()
         keeper = self._keepers.get(request.component or "")
         if keeper is None:
             return Reply(error=f"no component {request.component!r}; there are {', '.join(self._keepers)}")
         if request.action == "kill":
             if keeper.pid is None:
                 return Reply(error=f"{request.component} is not running")
-            keeper.signal(signal.SIGKILL)
+            await keeper.kill()
         elif request.action == "start":
             keeper.start()
         else:

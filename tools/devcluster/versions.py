@@ -137,6 +137,7 @@ DEBIAN_PACKAGES: dict[str, str] = {
     "ip": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "setsid": "util-linux",
     "mount": "mount",
 }
 """Executable (a name on PATH or an absolute path) to the Debian package that brings it."""

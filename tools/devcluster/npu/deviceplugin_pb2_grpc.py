@@ -5,7 +5,7 @@ import warnings
 
 from devcluster.npu import deviceplugin_pb2 as devcluster_dot_npu_dot_deviceplugin__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in devcluster/npu/deviceplugin_pb2_grpc.py depends on'
+        + f' but the generated code in devcluster/npu/deviceplugin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class RegistrationStub:
+class RegistrationStub(object):
     """Registration is the service advertised by the Kubelet
     Only when Kubelet answers with a success code to a Register Request
     may Device Plugins start their service
@@ -47,7 +47,7 @@ class RegistrationStub:
                 _registered_method=True)
 
 
-class RegistrationServicer:
+class RegistrationServicer(object):
     """Registration is the service advertised by the Kubelet
     Only when Kubelet answers with a success code to a Register Request
     may Device Plugins start their service
@@ -78,7 +78,7 @@ def add_RegistrationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Registration:
+class Registration(object):
     """Registration is the service advertised by the Kubelet
     Only when Kubelet answers with a success code to a Register Request
     may Device Plugins start their service
@@ -115,7 +115,7 @@ class Registration:
             _registered_method=True)
 
 
-class DevicePluginStub:
+class DevicePluginStub(object):
     """DevicePlugin is the service advertised by Device Plugins
     """
 
@@ -152,7 +152,7 @@ class DevicePluginStub:
                 _registered_method=True)
 
 
-class DevicePluginServicer:
+class DevicePluginServicer(object):
     """DevicePlugin is the service advertised by Device Plugins
     """
 
@@ -238,7 +238,7 @@ def add_DevicePluginServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DevicePlugin:
+class DevicePlugin(object):
     """DevicePlugin is the service advertised by Device Plugins
     """
 
