@@ -84,6 +84,8 @@ def write_tiny_model(
     names = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1))
     _write_weights(folder, _weights(fields, np.random.default_rng(seed)), shards)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # pods read it as a user of their own
     return folder
 
 
