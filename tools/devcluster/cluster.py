@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -158,7 +159,7 @@ class Cluster:
             done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise CommandError(f"{archive} could not be imported; is it an image archive? {done.stderr.strip()[-2000:]}")
-        return tuple(line.split()[0] for line in done.stdout.splitlines() if line.strip())
+        return tuple(re.findall(r"^unpacking (\S+) ", done.stdout, re.MULTILINE))
 
     def fake_node_names(self) -> list[str]:
         """Names of the fake nodes."""

@@ -32,6 +32,9 @@ root = {_quoted(layout.root / "containerd")}
 state = "/run/containerd"
 disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp", "io.containerd.nri.v1.nri"]
 
+[plugins.'io.containerd.internal.v1.opt']
+  path = {_quoted(layout.root / "opt")}
+
 [grpc]
   address = "{CONTAINERD_SOCKET}"
 
@@ -137,6 +140,7 @@ def kubelet_yaml(settings: ClusterSettings, layout: Layout) -> str:
             "serializeImagePulls": False,
             "tlsCertFile": str(layout.pki / "kubelet-server.crt"),
             "tlsPrivateKeyFile": str(layout.pki / "kubelet-server.key"),
+            "volumePluginDir": str(layout.root / "volume-plugins"),
         }
     )
 

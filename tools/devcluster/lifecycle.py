@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from devcluster import binaries, cgroups, files, materials, network, preflight, versions
+from devcluster import binaries, cgroups, materials, network, preflight, versions
 from devcluster.cluster import Cluster, Progress, say
 from devcluster.control import Request, ask
 from devcluster.errors import CommandError, ComponentError, NotRunningError
@@ -197,16 +197,21 @@ def _wait_node(cluster: Cluster) -> None:
     while time.monotonic() < deadline:
         try:
             seen = cluster.run_kubectl("get", "node", cluster.node_name, "-o", query)
+            ready, _, capacity = seen.partition(" ")
+            if ready == "True" and (capacity or "0") == str(npu.count) and _has_service_account(cluster):
+                return
         except CommandError as error:
             seen = str(error)
-        ready, _, capacity = seen.partition(" ")
-        if ready == "True" and (capacity or "0") == str(npu.count):
-            return
         time.sleep(_POLL_SECONDS)
     raise ComponentError(
         f"node {cluster.node_name} is not Ready with {npu.count} {npu.resource_name} after {_NODE_SECONDS:.0f} s"
         f" (ready and capacity: {seen!r}); see {cluster.layout.log / 'kubelet.log'}"
     )
+
+
+def _has_service_account(cluster: Cluster) -> bool:
+    # The API server refuses pods in a namespace until the controller manager has made its account.
+    return bool(cluster.run_kubectl("get", "serviceaccount", "default", "--namespace=default", "--ignore-not-found", "-o", "name"))
 
 
 def clear_leftovers(layout: Layout) -> None:
@@ -248,7 +253,5 @@ def down(name: str = "dev", *, keep_data: bool = False, progress: Progress = say
         clear_leftovers(layout)
         if existed and not keep_data:
             shutil.rmtree(layout.root)
-        with contextlib.suppress(OSError):  # another cluster or a kubelet of the host's own uses it
-            Path(files.KUBELET_ROOT).rmdir()
     progress(f"{name} is down" if existed else f"there was no cluster {name}")
     return existed

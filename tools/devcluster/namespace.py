@@ -19,6 +19,11 @@ _SYSCTLS = {
 }
 
 
+# Places that are constants of the kubelet and of the CNI library, to the folder of the data directory that stands for each.
+# Shared, one cluster's kubelet would delete what it takes for another's leftovers.
+_PRIVATE_FOLDERS = {KUBELET_ROOT: "kubelet", "/var/lib/cni": "cni", "/var/log": "var-log"}
+
+
 def _mount(*arguments: str) -> None:
     run(["mount", *arguments])
 
@@ -46,10 +51,12 @@ def mounts(layout: Layout) -> None:
     resolver = Path("/etc/resolv.conf").resolve()
     if resolver.exists():
         _mount("--bind", str(layout.etc / "resolv.conf"), str(resolver))
-    kubelet_root = layout.root / "kubelet"
-    kubelet_root.mkdir(exist_ok=True)
-    Path(KUBELET_ROOT).mkdir(parents=True, exist_ok=True)
-    _mount("--bind", str(kubelet_root), KUBELET_ROOT)
+    for place, folder in _PRIVATE_FOLDERS.items():
+        own = layout.root / folder
+        own.mkdir(exist_ok=True)
+        # On the host such a folder stays empty. It is never removed: that would unmount it in the other clusters.
+        Path(place).mkdir(parents=True, exist_ok=True)
+        _mount("--bind", str(own), place)
 
 
 def _leave_cgroup_root(root: Path) -> None:

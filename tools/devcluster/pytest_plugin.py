@@ -47,6 +47,8 @@ def kubectl(cluster: devcluster.Cluster, request: pytest.FixtureRequest) -> Iter
     client = Kubectl(cluster, f"{readable}-{uuid.uuid4().hex[:6]}")
     client("create", "namespace", client.namespace)
     request.node.stash[_NAMESPACE_KEY] = client
+    # Pods are refused until the controller manager has made it.
+    client.wait("the service account", lambda: client("get", "serviceaccount", "default", "-o", "name"))
     yield client
     client("delete", "namespace", client.namespace, "--wait=false")
 

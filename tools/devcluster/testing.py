@@ -105,12 +105,10 @@ class Kubectl:
     def diagnosis(self) -> str:
         """Pods, events and the end of every container's log, as text; never raises."""
         parts = []
-        for title, arguments in (
-            ("pods", ("get", "pods", "-o", "wide")),
-            ("events", ("get", "events", "--sort-by=.lastTimestamp")),
-        ):
+        questions = {"pods": ("get", "pods", "-o", "wide"), "events": ("get", "events", "--sort-by=.lastTimestamp")}
+        for title, question in questions.items():
             try:
-                parts.append(f"--- {title}\n{self(*arguments)}")
+                parts.append(f"--- {title}\n{self(*question)}")
             except CommandError as error:
                 parts.append(f"--- {title}: {error}")
         pods: list[dict[str, Any]] = []
