@@ -110,8 +110,8 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._loaded: LoadedEngine | None = None
         self._submitted: dict[str, _Submitted] = {}
-        self._added: list[GenerationRequest] = []
-        self._removed: list[str] = []
+        self._changes: list[GenerationRequest | str] = []
+        """For the runner, in order: requests to add, ids to remove."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Future[LoadedEngine] | None = None
@@ -156,7 +156,7 @@ class Engine:
                 scheduler.add(request.request_id, len(request.prompt_token_ids), request.stop.max_tokens)
                 active = ActiveRequest(request, Times(now), loaded.eos_token_ids, _decoder(loaded, request))
                 self._submitted[request.request_id] = _Submitted(active, generation, index)
-                self._added.append(request)
+                self._changes.append(request)
             self._condition.notify()
         return generation
 
@@ -211,7 +211,7 @@ class Engine:
         failures = 0
         while True:
             with self._condition:
-                while not (self._stopping or self._removed or scheduler.has_work):
+                while not (self._stopping or self._changes or scheduler.has_work):
                     self._condition.wait()
                 if self._stopping:
                     return
@@ -232,12 +232,12 @@ class Engine:
             self._finish_step(scheduler, step, sampled)
 
     def _next_step(self, runner: Runner, scheduler: Scheduler) -> Step:
-        for request in self._added:
-            runner.add(request, self._seeds.getrandbits(63))
-        self._added.clear()
-        for request_id in self._removed:
-            runner.remove(request_id)
-        self._removed.clear()
+        for change in self._changes:
+            if isinstance(change, str):
+                runner.remove(change)
+            else:
+                runner.add(change, self._seeds.getrandbits(63))
+        self._changes.clear()
         step = scheduler.schedule()
         now = self._clock()
         for request_id in step.tokens:
@@ -298,7 +298,7 @@ class Engine:
             return
         if self._scheduler is not None:
             self._scheduler.cancel(request_id)
-        self._removed.append(request_id)
+        self._changes.append(request_id)
         self._observer.on_finish(submitted.active.finished(reason, self._clock()))
 
     def _tell(self, function: Callable[..., None], *arguments: object) -> None:

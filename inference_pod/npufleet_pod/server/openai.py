@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -169,4 +170,4 @@ def _describe_bodies(app: FastAPI) -> None:
 
 def _header_value(name: str) -> str:
     """A model's name as a header can hold it."""
-    return name.encode("ascii", "replace").decode()
+    return re.sub(r"[^\x21-\x7e]", "?", name)

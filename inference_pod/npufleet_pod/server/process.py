@@ -125,8 +125,13 @@ async def _shut_down(serving: Serving) -> None:
             async with asyncio.timeout(shutdown.accept_seconds):
                 await lifecycle.wait_until(EngineState.DRAINING, EngineState.IDLE)
     lifecycle.drain(shutdown.drain_seconds)
-    await lifecycle.wait_until(EngineState.IDLE)
-    logger.info("drained")
+    try:
+        async with asyncio.timeout(shutdown.drain_seconds + CLOSE_SECONDS):
+            await lifecycle.wait_until(EngineState.IDLE)
+        logger.info("drained")
+    except TimeoutError:
+        # At the deadline every generation is ended, but a client that does not read still holds its connection.
+        logger.warning("clients do not take their answers", extra={"running": lifecycle.admin_state().running})
 
 
 @contextlib.contextmanager

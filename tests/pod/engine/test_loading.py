@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npufleet_api.model import Dtype
+from npufleet_api.pool import Device
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.loading import compute_dtype, inspect_model, memory_limits, open_device
+from npufleet_pod.errors import DeviceError
+
+MIB = 2**20
+
+
+def settings(model: Path, **fields: Any) -> EngineSettings:
+    return EngineSettings.model_validate({"model_path": str(model), "served_name": "m", "device": "CPU", **fields})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "checkpoint", "device", "expected"),
+    [
+        (Dtype.AUTO, Dtype.BFLOAT16, Device.NPU, Dtype.BFLOAT16),
+        (Dtype.AUTO, Dtype.BFLOAT16, Device.CPU, Dtype.FLOAT32),
+        (Dtype.BFLOAT16, Dtype.FLOAT32, Device.CPU, Dtype.BFLOAT16),
+        (Dtype.FLOAT32, Dtype.BFLOAT16, Device.NPU, Dtype.FLOAT32),
+    ],
+)
+def test_dtype_follows_settings_then_device(wanted: Dtype, checkpoint: Dtype, device: Device, expected: Dtype) -> None:
+    assert compute_dtype(wanted, checkpoint, device) is expected
+
+
+def test_kv_blocks_are_what_memory_allows_and_the_sequences_can_use(tiny_model: Path) -> None:
+    # 2 × 2 layers × 2 heads × 16 elements × 4 bytes × 64 tokens
+    block_bytes = 2 * 2 * 2 * 16 * 4 * 64
+    chosen = settings(tiny_model, max_num_sequences=2)
+    files = inspect_model(chosen)
+    roomy = memory_limits(chosen, files, 1000 * MIB)
+    assert (roomy.kv_blocks, roomy.max_model_length) == (2 * 2048 // 64, 2048)
+    tight = memory_limits(chosen, files, int(10.5 * block_bytes / 0.8))
+    assert (tight.kv_blocks, tight.max_model_length) == (10, 640)
+
+
+def test_a_length_that_was_asked_for_is_never_cut(tiny_model: Path) -> None:
+    chosen = settings(tiny_model, max_model_length=2048)
+    with pytest.raises(DeviceError, match="maxModelLength: 2048 tokens of KV do not fit the 0 MiB that are left, which hold 640"):
+        memory_limits(chosen, inspect_model(chosen), 430_000)
+
+
+def test_memory_for_no_block_at_all_is_told(tiny_model: Path) -> None:
+    chosen = settings(tiny_model)
+    with pytest.raises(DeviceError, match="too little for any KV: raise the memory limit"):
+        memory_limits(chosen, inspect_model(chosen), 1000)
+
+
+def test_an_npu_that_is_not_there_is_never_replaced_by_a_cpu(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = settings(tiny_model, device="NPU")
+    with pytest.raises(DeviceError, match="torch_npu, which is not installed: use the Ascend image, or set device CPU for development"):
+        inspect_model(chosen)
+    # As on a node whose driver is not mounted: the package is there, the device is not.
+    monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
+    with pytest.raises(DeviceError, match="finds no NPU: check that the pod requests one"):
+        open_device(chosen)
+
+
+def test_threads_are_those_of_the_settings(tiny_model: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        open_device(settings(tiny_model, cpu_threads=1))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

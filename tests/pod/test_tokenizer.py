@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npufleet_pod.errors import InvalidRequestError, ModelError
+from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
+from support.tiny_model import build_tokenizer
+
+TOKENIZER = TextTokenizer(build_tokenizer())
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_text_comes_back_and_never_has_fewer_tokens_than_the_bound(text: str) -> None:
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    assert TOKENIZER.decode(tokens, False) == text
+    assert len(tokens) >= TOKENIZER.fewest_tokens(text)
+
+
+def test_lone_surrogates_are_the_clients_mistake() -> None:
+    with pytest.raises(InvalidRequestError, match="surrogates"):
+        TOKENIZER.encode("a\ud800", add_special_tokens=False)
+
+
+def test_ids_beyond_the_vocabulary_decode_to_nothing() -> None:
+    assert TOKENIZER.decode([TOKENIZER.vocab_size + 5], False) == ""
+    assert TOKENIZER.piece(TOKENIZER.vocab_size + 5) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "\x00\xff"])
+def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer .*: copy the file again"):
+        load_tokenizer(tmp_path)
