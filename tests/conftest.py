@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ RUN_ENV = "NPUFLEET_TEST_RUN"
 """Inherited by every process that the run starts, so that one that detached itself is found too."""
 KEEP_ENV = "DEVCLUSTER_KEEP"
 SETTLE_TURNS = 10
+TEARDOWN_SECONDS = 120
+"""For each fixture that hangs. pytest-timeout rings once per test: after that its teardown could hang for ever."""
 
 _before: pytest.StashKey[set[str]] = pytest.StashKey()
 _leaks: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -53,6 +56,23 @@ async def no_leaked_tasks(request: pytest.FixtureRequest) -> AsyncIterator[None]
         task.cancel()
     assert not pending, f"{request.node.nodeid} leaves tasks behind; await or cancel them: {sorted(map(repr, pending))}"
     assert not unhandled, f"{request.node.nodeid} leaves errors that nobody handled: {unhandled}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Fail a teardown that hangs."""
+
+    def give_up(*_: object) -> None:
+        signal.alarm(TEARDOWN_SECONDS)
+        pytest.fail(f"the teardown of {item.nodeid} takes longer than {TEARDOWN_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(TEARDOWN_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -44,13 +44,32 @@ def test_leaks():
     threading.Thread(target=time.sleep, args=(3,), name="forgotten").start()
 """
 
+HANGS_IN_TEARDOWN = """
+import asyncio, pytest
+@pytest.fixture
+async def stuck():
+    yield
+    await asyncio.Event().wait()
+@pytest.mark.timeout(1)
+async def test_hangs(stuck):
+    await asyncio.Event().wait()
+def test_the_next_one_runs():
+    pass
+"""
+
 
 def run(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     """Run one test file under the project's conftest, in a process of its own."""
-    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "conftest.py").write_text(_conftest(), encoding="utf-8")
     (folder / "test_it.py").write_text(source, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(folder), str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _conftest() -> str:
+    text = (HERE / "conftest.py").read_text(encoding="utf-8")
+    assert "TEARDOWN_SECONDS = 120\n" in text
+    return text.replace("TEARDOWN_SECONDS = 120\n", "TEARDOWN_SECONDS = 1\n")
 
 
 def test_a_clean_run_passes(tmp_path: Path) -> None:
@@ -75,3 +94,11 @@ def test_a_leak_fails_the_run_and_is_named(tmp_path: Path, source: str, named: s
         os.kill(int(pid), signal.SIGKILL)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
     assert named in result.stdout
+
+
+def test_a_teardown_that_hangs_after_a_timeout_fails_and_the_run_goes_on(tmp_path: Path) -> None:
+    result = run(tmp_path, HANGS_IN_TEARDOWN)
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    assert "Timeout" in result.stdout
+    assert "the teardown of test_it.py::test_hangs takes longer" in result.stdout
+    assert "1 failed, 1 passed" in result.stdout
