@@ -70,9 +70,10 @@ def test_a_killed_pod_comes_back_and_fails_only_what_it_was_sending(team: Team) 
     clients = 4
     with team.traffic("tiny", clients=clients, max_tokens=64) as traffic:
         settled("both replicas answer", lambda: len(traffic.outcomes.replicas) == 2)
-        victim = team.ready_pods("tiny")[0]["metadata"]["name"]
+        metadata = team.ready_pods("tiny")[0]["metadata"]
+        victim = metadata["name"]
         team.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-        settled("the replica is replaced", lambda: len(team.ready_pods("tiny")) == 2 and victim not in _names(team, "tiny"))
+        settled("the replica is replaced", lambda: len(_ready_uids(team) - {metadata["uid"]}) == 2)
         asked = traffic.complete
         settled("traffic goes on", lambda: traffic.complete > asked + 10)
     assert len(traffic.outcomes.failures) <= clients, "only streams that the killed replica was sending may fail"
@@ -81,8 +82,8 @@ def test_a_killed_pod_comes_back_and_fails_only_what_it_was_sending(team: Team) 
         assert "error event" in failure, "a broken stream ends with an error event, not with silence"
 
 
-def _names(team: Team, model: str) -> set[str]:
-    return {pod["metadata"]["name"] for pod in team.pods(model)}
+def _ready_uids(team: Team) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in team.ready_pods("tiny")}
 
 
 def test_an_operator_killed_in_mid_rollout_ends_in_the_same_state(team: Team) -> None:
@@ -100,9 +101,9 @@ def test_an_operator_killed_in_mid_rollout_ends_in_the_same_state(team: Team) ->
             settled("another operator", lambda: operator_pod(team.kubectl))
         team.wait_ready("tiny")
     assert traffic.outcomes.failures == []
-    assert len(team.pods("tiny")) == 2
-    assert len(_revisions(team)) == 1
-    assert len(_settings_maps(team)) == 1
+    settled("nothing of the old revision is left", lambda: len(team.pods("tiny")) == 2 and len(_revisions(team)) == 1)
+    settled("its settings are gone too", lambda: len(_settings_maps(team)) == 1)
+    assert len(team.ready_pods("tiny")) == 2
 
 
 def _revisions(team: Team) -> set[str]:
