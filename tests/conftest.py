@@ -30,6 +30,7 @@ _before: pytest.StashKey[set[str]] = pytest.StashKey()
 _leaks: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first, those on the cluster last; and a watch over the tasks of every coroutine test."""
     items.sort(key=lambda item: (item.get_closest_marker("e2e") is not None, item.get_closest_marker("slow") is not None))
