@@ -79,7 +79,7 @@ def ask(layout: Layout, request: Request, timeout_seconds: float = 30.0) -> Answ
                 received += chunk
                 if len(received) > _MAX_REPLY_BYTES:
                     raise ComponentError(f"the supervisor of {name!r} answers more than {_MAX_REPLY_BYTES} bytes")
-    except (ConnectionRefusedError, FileNotFoundError):
+    except (ConnectionError, FileNotFoundError):
         raise NotRunningError(f"cluster {name!r} is not running; start it with `devcluster up --name {name}`") from None
     except TimeoutError as error:
         raise ComponentError(f"the supervisor of {name!r} did not answer within {timeout_seconds} s") from error
