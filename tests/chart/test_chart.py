@@ -14,6 +14,9 @@ import yaml
 
 from npufleet_api import GROUP, MODEL_PLURAL, POOL_PLURAL
 from npufleet_api.contract import OPERATOR_PORT
+from npufleet_operator.cli.main import run as run_command
+from npufleet_operator.run import watched_kinds
+from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, POD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # Helm may have to be built first
 
@@ -193,23 +196,22 @@ def test_nobody_may_change_what_users_declare(render: Callable[..., list[Object]
         assert verbs == {"get", "list", "watch"}
 
 
-def test_the_operator_may_do_what_its_plan_needs(render: Callable[..., list[Object]]) -> None:
+def test_the_operator_may_do_what_its_code_does(render: Callable[..., list[Object]]) -> None:
     objects = render()
     cluster = grants(one(objects, "ClusterRole")["rules"])
     own = grants(one(objects, "Role")["rules"])
-    children = [
-        ("", "pods"),
-        ("", "services"),
-        ("", "configmaps"),
-        ("policy", "poddisruptionbudgets"),
-        ("networking.k8s.io", "networkpolicies"),
-    ]
-    for group, resource in children:
-        assert {(group, resource, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")} <= cluster
-    for plural in (POOL_PLURAL, MODEL_PLURAL):
-        assert (GROUP, f"{plural}/status", "patch") in cluster
-    assert own == {("apps", "deployments", verb) for verb in ("create", "patch", "delete")}, "gateways are written in its namespace only"
-    assert {verb for group, _, verb in cluster if group == "apps"} == {"get", "list", "watch"}
+    watched = {(w.kind.group, w.kind.plural, verb) for w in watched_kinds() for verb in ("list", "watch")}
+    assert watched <= cluster, "a watch is cluster-wide, and needs rights that are"
+    written = [*CHILDREN, POD]
+    assert {(kind.group, kind.plural, verb) for kind in written for verb in ("create", "patch", "delete")} <= cluster
+    assert {(GROUP, f"{plural}/status", "patch") for plural in (POOL_PLURAL, MODEL_PLURAL)} <= cluster
+    assert own == {(DEPLOYMENT.group, DEPLOYMENT.plural, verb) for verb in ("create", "patch", "delete")}
+    assert {verb for group, _, verb in cluster if group == DEPLOYMENT.group} == {"get", "list", "watch"}
+
+
+def test_every_setting_of_the_operator_is_set_by_the_chart(render: Callable[..., list[Object]]) -> None:
+    understood = {str(parameter.envvar) for parameter in run_command.params if parameter.envvar}
+    assert {name for name in environment(render()) if name != "POD_NAME"} == understood
 
 
 def test_the_gateway_only_reads(render: Callable[..., list[Object]]) -> None:
