@@ -116,6 +116,7 @@ class Engine:
         self.seen: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
         self.active = 0
+        self._transports: set[asyncio.Transport] = set()
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int) -> None:
@@ -127,19 +128,61 @@ class Engine:
         await web.TCPSite(self._runner, self.ip, port, reuse_address=True).start()
 
     async def stop(self) -> None:
-        """Close everything, as a killed process would."""
+        """Reset every connection and close, as the kernel does for a killed process."""
+        for transport in self._transports:
+            transport.abort()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(dict(request.headers))
+        self.seen.append({"path": request.path, **{name.lower(): value for name, value in request.headers.items()}})
         self.bodies.append(await request.read())
         self.active += 1
+        if request.transport is not None:
+            self._transports.add(request.transport)
         try:
             return await self.handler(request)
         finally:
             self.active -= 1
+
+
+class RawEngine:
+    """A TCP server that answers each request with the same bytes and closes, or waits for the next request."""
+
+    def __init__(self, script: bytes, *, keep_alive: bool) -> None:
+        self._script = script
+        self._keep_alive = keep_alive
+        self._server: asyncio.Server | None = None
+        self.connections = 0
+
+    async def start(self, ip: str, port: int) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._serve, ip, port, reuse_address=True, limit=64 * 1024 * 1024)
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                await reader.readexactly(length)
+                writer.write(self._script)
+                await writer.drain()
+                if not self._keep_alive:
+                    return
+        except (asyncio.IncompleteReadError, OSError):
+            return
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 class Loopback:
@@ -149,10 +192,11 @@ class Loopback:
         self.gateway = gateway
         self.server = server
         self.url = url
+        self.port = int(url.rpartition(":")[2])
         self.session = session
         self.models = [model_object()]
         self.pods: list[dict[str, Any]] = []
-        self.engines: list[Engine] = []
+        self.engines: list[Engine | RawEngine] = []
         self.publish()
 
     def publish(self) -> None:
@@ -168,6 +212,16 @@ class Loopback:
             await engine.start(self.gateway.settings.engine_port)
         self.engines.append(engine)
         self.pods.append(pod_object(f"r{number}", model, ip=engine.ip, **pod))
+        self.publish()
+        return engine
+
+    async def raw_engine(self, script: bytes, *, keep_alive: bool = False) -> RawEngine:
+        """Another replica, which does not speak HTTP but plays a script."""
+        number = len(self.engines)
+        engine = RawEngine(script, keep_alive=keep_alive)
+        await engine.start(f"127.0.0.{number + 2}", self.gateway.settings.engine_port)
+        self.engines.append(engine)
+        self.pods.append(pod_object(f"r{number}", ip=f"127.0.0.{number + 2}"))
         self.publish()
         return engine
 
