@@ -18,6 +18,8 @@ def bin_of(value: float) -> int:
     """Bin of a non-negative value."""
     if value <= LOWEST:
         return 0
+    if value >= HIGHEST:
+        return BINS - 1
     return min(BINS - 1, math.ceil(math.log(value / LOWEST) / _LOG_GROWTH))
 
 

@@ -53,7 +53,7 @@ class TokenCounter:
             if len(self._tail) > MAX_LINE_BYTES:
                 chunk += self._tail
                 self._tail = b""
-        if chunk.count(b"data:") == 1:
+        if chunk.startswith(b"data:") and chunk.find(b"\n") >= len(chunk) - 2:
             self._line(chunk, now)
         else:
             for line in chunk.split(b"\n"):
