@@ -69,7 +69,10 @@ def pool_nodes(spec: InferencePoolSpec, nodes: Sequence[NodeView]) -> tuple[Node
 
 def is_ours(pod: PodView, pool: str, models: Mapping[str, ModelView]) -> bool:
     """Whether the pod is charged to this pool: owned by one of its models, or left behind by one that is gone or has moved."""
-    return pod.owner_uid in models or (bool(pod.owner_name) and pod.labels.get(POOL_LABEL) == slug(pool))
+    model = models.get(pod.owner_uid)
+    if model is not None:
+        return model.namespace == pod.namespace
+    return bool(pod.owner_name) and pod.labels.get(POOL_LABEL) == slug(pool)
 
 
 def capacity(

@@ -23,9 +23,9 @@ def _charges(resource: str, pool: str, pods: Sequence[PodView], models: Mapping[
     return [(_class_of(pod, models), pod.requests.get(resource, 0), pod) for pod in pods if not pod.finished and is_ours(pod, pool, models)]
 
 
-def charged_to(uid: str, resource: str, pods: Sequence[PodView]) -> int:
-    """NPUs charged to one model."""
-    return sum(pod.requests.get(resource, 0) for pod in pods if pod.owner_uid == uid and not pod.finished)
+def charged_npus(resource: str, pods: Sequence[PodView]) -> int:
+    """NPUs that pods hold."""
+    return sum(pod.requests.get(resource, 0) for pod in pods if not pod.finished)
 
 
 def accounts(

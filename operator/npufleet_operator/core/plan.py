@@ -5,7 +5,7 @@ Pure, deterministic, independent of the order of its inputs, and idempotent: pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -94,7 +94,7 @@ def _propose(
     refusal = judge(model, o.pool, o.namespaces, o.config)
     design = blueprint(model, model.spec, spec, o.config) if model.spec and not refusal else None
     revision = design.revision if design else model.status.revision
-    pods = [pod for pod in o.pods if pod.owner_uid == model.uid]
+    pods = _pods_of(model, o.pods)
     situation = Situation(
         replicas=sort_replicas(pods, revision, nodes),
         desired=_desired(model) if not refusal else model.status.desired_replicas,
@@ -107,6 +107,11 @@ def _propose(
         drain_seconds=spec.rebalancing.drain_seconds,
     )
     return propose(model, situation, design, refusal, spec, o.config)
+
+
+def _pods_of(model: ModelView, pods: Sequence[PodView]) -> list[PodView]:
+    """An owner reference does not cross namespaces: a pod that claims another namespace's model is not the model's."""
+    return [pod for pod in pods if pod.owner_uid == model.uid and pod.namespace == model.namespace]
 
 
 def _desired(model: ModelView) -> int:
@@ -138,7 +143,7 @@ def _assemble(
                 model=plan.model,
                 replicas=plan.situation.replicas,
                 desired=plan.situation.desired,
-                npus_charged=books.charged_to(plan.model.uid, resource, o.pods),
+                npus_charged=books.charged_npus(resource, _pods_of(plan.model, o.pods)),
                 refusal=plan.refusal,
                 plan=plan.design,
                 short=shortages.get(plan.model.key),
@@ -192,7 +197,7 @@ def _keep_everything(o: Observed, nodes: Mapping[str, NodeView], now: datetime) 
     keepers = names_taken(o.models)
     serving = any(pod.labels.get(POOL_LABEL) == slug(o.pool_name) and pod.owner_name and not pod.finished for pod in o.pods)
     for model in o.models:
-        pods = [pod for pod in o.pods if pod.owner_uid == model.uid]
+        pods = _pods_of(model, o.pods)
         statuses[model.key] = model_status(
             Outcome(
                 model=model,

@@ -193,7 +193,7 @@ def _retire(s: Situation, pod: PodView, reason: Reason, drains: list[DrainPod], 
 
 def _go_on_draining(s: Situation, pod: PodView) -> DrainPod | DeletePod | None:
     started = pod.drain_started or s.now
-    left = (started + timedelta(seconds=s.drain_seconds) - s.now).total_seconds()
+    left = min(s.drain_seconds, (started + timedelta(seconds=s.drain_seconds) - s.now).total_seconds())
     probe = s.probes.get(pod.uid, UNREACHABLE)
     if probe.state in (EngineState.IDLE, EngineState.LOADING):
         return DeletePod(pod, Reason.DRAIN_COMPLETED)

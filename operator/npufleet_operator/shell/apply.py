@@ -66,9 +66,16 @@ class Applier:
                 except (ConflictError, NotFoundError) as error:
                     logger.info("observing again", extra={"error": str(error)})
                     return False
+                except RefusedError as error:
+                    logger.warning("refused", extra={"error": str(error)})
+                    return False
             return True
 
-        return all(await asyncio.gather(*(one(step) for step in steps)))
+        results = await asyncio.gather(*(one(step) for step in steps), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return all(results)
 
     async def _object(self, manifest: Manifest, refused: dict[ModelKey, str]) -> None:
         identity, kind = object_id(manifest), kind_of(manifest)
@@ -77,7 +84,8 @@ class Applier:
         if child and version and (self._applied.get(identity) == (digest, version.number) or satisfies(child.body, manifest)):
             return
         owner = _owner(manifest)
-        if child is None and await self._belongs_to_another(kind, manifest):
+        foreign = child.owner_uid != _owner_uid(manifest) if child else await self._belongs_to_another(kind, manifest)
+        if foreign:
             self._refuse(refused, owner, f"{manifest['kind']} {identity[2]} exists and is not npufleet's: delete or rename it")
             return
         try:
@@ -98,7 +106,7 @@ class Applier:
             return False
         wanted, have = manifest["metadata"], live["metadata"]
         if wanted.get("ownerReferences"):
-            return [o["uid"] for o in have.get("ownerReferences") or []] != [o["uid"] for o in wanted["ownerReferences"]]
+            return [o["uid"] for o in have.get("ownerReferences") or []] != [_owner_uid(manifest)]
         return not satisfies(have.get("labels") or {}, wanted["labels"])
 
     def _refuse(self, refused: dict[ModelKey, str], owner: ModelKey | None, message: str) -> None:
@@ -181,6 +189,11 @@ class Applier:
         self._mirror.upsert(kind, await self._client.apply(kind, manifest, STATUS_FIELD_MANAGER, "status"))
         self._figures_written[identity] = now
         APPLIES.labels(name_of_kind, "status").inc()
+
+
+def _owner_uid(manifest: Mapping[str, Any]) -> str:
+    owners = manifest["metadata"].get("ownerReferences")
+    return str(owners[0]["uid"]) if owners else ""
 
 
 def _owner(manifest: Mapping[str, Any]) -> ModelKey | None:

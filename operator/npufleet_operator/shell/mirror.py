@@ -166,9 +166,9 @@ class Mirror:
         return {*([model.pool_name] if model else []), *(name for name in self.pools if slug(name) == label)}
 
     def _pools_of_child(self, child: Child) -> Iterable[str]:
-        if child.pool:
-            return [child.pool]
-        return [model.pool_name for model in self.models.values() if model.uid == child.owner_uid]
+        label = (child.body["metadata"].get("labels") or {}).get(POOL_LABEL)
+        owners = {model.pool_name for model in self.models.values() if model.uid == child.owner_uid}
+        return {*([child.pool] if child.pool else []), *owners, *(name for name in self.pools if slug(name) == label)}
 
     def _notify(self, pools: Iterable[str]) -> None:
         for pool in set(pools):

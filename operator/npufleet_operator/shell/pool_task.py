@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from npufleet_api import MODEL_KIND
+from npufleet_api import MODEL_KIND, POOL_KIND
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import COMPONENT_LABEL, POOL_LABEL
 from npufleet_api.pool import InferencePoolSpec
@@ -18,6 +18,7 @@ from npufleet_operator.core.naming import gateway_child, slug
 from npufleet_operator.core.objects.gateway import GATEWAY_COMPONENT
 from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView
 from npufleet_operator.core.plan import make_plan
+from npufleet_operator.core.transitions import Transition, ready_transitions
 from npufleet_operator.errors import ApiError
 from npufleet_operator.shell import metrics
 from npufleet_operator.shell.apply import Applier
@@ -78,10 +79,14 @@ class PoolTask:
                 metrics.LAST_CYCLE.labels(self.name).set(datetime.now(UTC).timestamp())
             except ApiError as error:
                 failures += 1
-                wait = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
-                metrics.CYCLES.labels(self.name, "failed").inc()
+                wait = self._back_off("failed", failures)
                 logger.warning("cycle failed", extra={"pool": self.name, "error": str(error), "again_in_seconds": wait})
-                await asyncio.sleep(min(wait, FIRST_RETRY_SECONDS))
+            except Exception:  # noqa: BLE001  # one pool's defect must not stop the others; it is logged, counted and tried again
+                failures += 1
+                wait = self._back_off("crashed", failures)
+                logger.exception("cycle crashed", extra={"pool": self.name, "again_in_seconds": wait})
+            if failures:
+                await asyncio.sleep(FIRST_RETRY_SECONDS)
             self.last_cycle = self._monotonic()
             try:
                 await asyncio.wait_for(self._woken.wait(), wait)
@@ -89,13 +94,20 @@ class PoolTask:
             except TimeoutError:
                 continue
 
+    def _back_off(self, result: str, failures: int) -> float:
+        metrics.CYCLES.labels(self.name, result).inc()
+        return min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
+
     async def _cycle(self) -> float:
         observed = await self._observe()
         started = self._monotonic()
         plan = make_plan(observed, datetime.now(UTC))
         metrics.PLAN_SECONDS.labels(self.name).observe(self._monotonic() - started)
+        transitions = ready_transitions(observed, plan)
         again = await self._applier.carry_out(self.name, plan)
         await self._publish(plan)
+        for transition in transitions:
+            await self._record(transition)
         return min(AGAIN_SECONDS, plan.wake_after_seconds) if again else plan.wake_after_seconds
 
     async def _observe(self) -> Observed:
@@ -149,12 +161,20 @@ class PoolTask:
             metrics.forget_model(*key)
         self._seen_models = set(plan.model_status)
         for choice in plan.choices:
-            model = self._mirror.models.get(choice.model)
             name = "/".join(choice.model)
             logger.info(
                 "decision", extra={"pool": self.name, "model": name, "decision": choice.reason.value, "explanation": choice.message}
             )
             metrics.DECISIONS.labels(self.name, choice.reason.value).inc()
-            if model:
-                subject = Subject(MODEL_KIND, model.namespace, model.name, model.uid)
-                await self._events.record(subject, choice.reason.value, choice.message, warning=choice.reason in WARNINGS)
+            await self._record(Transition(choice.model, choice.reason.value, choice.message, choice.reason in WARNINGS))
+
+    async def _record(self, transition: Transition) -> None:
+        """An Event on the model, or on the pool."""
+        if transition.model is not None:
+            model = self._mirror.models.get(transition.model)
+            subject = Subject(MODEL_KIND, model.namespace, model.name, model.uid) if model else None
+        else:
+            pool = self._mirror.pools.get(self.name)
+            subject = Subject(POOL_KIND, "", pool.name, pool.uid) if pool else None
+        if subject:
+            await self._events.record(subject, transition.reason, transition.message, warning=transition.warning)
