@@ -153,20 +153,28 @@ async def serve(folder: Path, npu: NpuSettings, state_file: Path) -> None:
     endpoint, kubelet = folder / _ENDPOINT, folder / "kubelet.sock"
     registered_with: tuple[int, int] | None = None
     server: grpc.aio.Server | None = None
-    while True:
-        current = _identity(kubelet)
-        if current is not None and (current != registered_with or not endpoint.exists()):
-            if server is not None:
-                await server.stop(grace=None)
-            endpoint.unlink(missing_ok=True)
-            server = grpc.aio.server()
-            plugin = DevicePlugin(npu, state_file)
-            rpc.add_DevicePluginServicer_to_server(plugin, server)  # type: ignore[no-untyped-call]  # as above
-            server.add_insecure_port(f"unix://{endpoint}")
-            await server.start()
-            try:
-                await _register(folder, npu)
-                registered_with = current
-            except grpc.aio.AioRpcError as error:
-                _LOG.warning("the kubelet does not take the registration yet: %s", error.details())
-        await asyncio.sleep(_POLL_SECONDS)
+    try:
+        while True:
+            current = _identity(kubelet)
+            if current is not None and (current != registered_with or not endpoint.exists()):
+                if server is not None:
+                    await server.stop(grace=None)
+                endpoint.unlink(missing_ok=True)
+                server = await _start(DevicePlugin(npu, state_file), endpoint)
+                try:
+                    await _register(folder, npu)
+                    registered_with = current
+                except grpc.aio.AioRpcError as error:
+                    _LOG.warning("the kubelet does not take the registration yet: %s", error.details())
+            await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        if server is not None:
+            await server.stop(grace=None)
+
+
+async def _start(plugin: DevicePlugin, endpoint: Path) -> grpc.aio.Server:
+    server = grpc.aio.server()
+    rpc.add_DevicePluginServicer_to_server(plugin, server)  # type: ignore[no-untyped-call]  # generated code carries no types
+    server.add_insecure_port(f"unix://{endpoint}")
+    await server.start()
+    return server
