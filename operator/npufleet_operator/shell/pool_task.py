@@ -81,7 +81,7 @@ class PoolTask:
                 failures += 1
                 wait = self._back_off("failed", failures)
                 logger.warning("cycle failed", extra={"pool": self.name, "error": str(error), "again_in_seconds": wait})
-            except Exception:  # noqa: BLE001  # one pool's defect must not stop the others; it is logged, counted and tried again
+            except Exception:  # one pool's defect must not stop the others; it is logged, counted and tried again
                 failures += 1
                 wait = self._back_off("crashed", failures)
                 logger.exception("cycle crashed", extra={"pool": self.name, "again_in_seconds": wait})
