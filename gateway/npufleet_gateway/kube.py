@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 from pydantic_core import from_json
@@ -60,11 +61,11 @@ async def kubernetes_configuration() -> Configuration:
     """From KUBECONFIG where it is set, else the pod's own service account. Raises ConfigurationError."""
     configuration = Configuration()
     try:
-        if os.environ.get("KUBECONFIG"):
-            await load_kube_config(client_configuration=configuration)
+        if path := os.environ.get("KUBECONFIG"):
+            await load_kube_config(config_file=path, client_configuration=configuration)
         else:
             load_incluster_config(client_configuration=configuration)
-    except (ConfigException, OSError, ValueError) as error:
+    except (ConfigException, OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"no access to an API server: {error}; run in a pod with a service account, or set KUBECONFIG") from error
     return configuration
 

@@ -44,12 +44,13 @@ class GatewayServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)  # type: ignore[arg-type]  # as above
         if self._leaving is not None:
-            await self._leaving
+            self._leaving.cancel()
+            await asyncio.wait([self._leaving])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: begins to leave, or ends at once the second time."""
         if self._loop is None or self._gateway.leaving:
-            self.force_exit = True
+            self.config.timeout_graceful_shutdown = 0
             self.should_exit = True
             return
         self._gateway.leave()
