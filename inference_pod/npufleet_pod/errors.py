@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 MAX_VALUE_CHARS = 80
+FIELD_NAME = re.compile(r"(?!(?:str|int|float|bool)$)[A-Za-z_]\w*")
+"""Tells a field from the name that pydantic gives to one form of a field, such as `list[int]` or `str`."""
 
 
 class PodError(Exception):
@@ -78,8 +83,8 @@ class DrainDeadlineError(GenerationError):
 
 def describe_validation_error(error: ValidationError) -> str:
     """The first problem of a pydantic error as one line: field, reason, value."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    first = first_problem(error)
+    field = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or FIELD_NAME.fullmatch(part))
     reason = first["msg"].removeprefix("Value error, ")
     where = f"{field}: " if field else ""
     if first["type"] == "missing":
@@ -87,6 +92,13 @@ def describe_validation_error(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{where}no such field"
     return one_line(f"{where}{reason}, got {shorten(first['input'])}")
+
+
+def first_problem(error: ValidationError) -> ErrorDetails:
+    """The problem to tell of: of a field with several forms, the one of the form that fits best, which fails deepest and last."""
+    problems = error.errors(include_url=False, include_context=False)
+    same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
+    return max(same_field, key=lambda problem: (len(problem["loc"]), *(part for part in problem["loc"][-1:] if isinstance(part, int))))
 
 
 def shorten(value: object) -> str:

@@ -103,7 +103,14 @@ class PodProcess:
 @contextlib.contextmanager
 def start_pod(model: Path, folder: Path, *, environment: dict[str, str] | None = None, **settings: Any) -> Iterator[PodProcess]:
     """Run a server of `model` with further engine settings (snake_case); killed at the end if it still runs."""
-    document = {"model_path": str(model), "served_name": "tiny", "device": "CPU", "shutdown": {"accept_seconds": 0}, **settings}
+    document = {
+        "model_path": str(model),
+        "served_name": "tiny",
+        "device": "CPU",
+        "cpu_threads": 1,
+        "shutdown": {"accept_seconds": 0},
+        **settings,
+    }
     path = folder / "engine.yaml"
     path.write_text(yaml.safe_dump(document))
     command = [

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from npufleet_pod.errors import BodyTooLargeError, InvalidRequestError, describe_validation_error
+from npufleet_pod.errors import BodyTooLargeError, InvalidRequestError, describe_validation_error, first_problem
 
 BODY_TIMEOUT_SECONDS = 60
 """A client that sends its body more slowly is refused, so that it cannot hold a connection for ever."""
@@ -32,6 +32,6 @@ async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
     try:
         return kind.model_validate_json(bytes(raw))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = str(first["loc"][0]) if first["loc"] else None
+        location = first_problem(error)["loc"]
+        param = str(location[0]) if location else None
         raise InvalidRequestError(describe_validation_error(error), param) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from npufleet_pod.engine.request import SamplingParams, StopParams
 from npufleet_pod.errors import InvalidRequestError
@@ -15,6 +15,11 @@ MAX_CHOICES = 128
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(max_length=16),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -44,7 +49,7 @@ class GenerationBody(Body):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    stop: StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -85,11 +90,10 @@ class GenerationBody(Body):
         """When the answer ends. Raises InvalidRequestError if min_tokens is above max_tokens."""
         if self.min_tokens > max_tokens:
             raise InvalidRequestError(f"min_tokens {self.min_tokens} is above max_tokens {max_tokens}: lower it", "min_tokens")
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return StopParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            stop_strings=stops,
+            stop_strings=tuple(self.stop or ()),
             stop_token_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             include_stop_string=self.include_stop_str_in_output,
