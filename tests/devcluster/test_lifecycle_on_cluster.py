@@ -8,6 +8,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,8 @@ def names() -> Iterator[tuple[str, str]]:
 
 def test_two_clusters_do_not_collide_and_leave_nothing_even_after_kill_9_of_everything(names: tuple[str, str]) -> None:
     before = firewall()
-    first, second = (devcluster.up(name, NpuSettings(count=2)) for name in names)
+    with ThreadPoolExecutor() as pool:  # at the same time, so that they also compete for addresses
+        first, second = pool.map(lambda name: devcluster.up(name, NpuSettings(count=2)), names)
     clients = [Kubectl(cluster, "default") for cluster in (first, second)]
     traces = [Traces.of(cluster) for cluster in (first, second)]
     assert first.settings.server != second.settings.server

@@ -249,6 +249,14 @@ def test_a_failed_card_lowers_allocatable_but_not_capacity_and_returns_when_heal
     kubectl.wait("allocatable to return", lambda: allocatable(cluster) == (count, count))
 
 
+def test_a_container_over_its_memory_limit_is_killed_for_it(kubectl: Kubectl) -> None:
+    greedy = container("c", "held = bytearray(300 << 20); print('too much', flush=True)", resources={"limits": {"memory": "64Mi"}})
+    kubectl.apply(pod("p", [greedy], restartPolicy="Never"))
+    kubectl.wait_pod_phase("p", "Failed")
+    ended = kubectl.get("pod", "p")["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
+
+
 def test_eviction_respects_a_pod_disruption_budget(kubectl: Kubectl) -> None:
     kubectl.apply(
         pod("a", [container("c", FOREVER)], labels={"app": "x"}),

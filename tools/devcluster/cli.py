@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from devcluster import cluster as clusters
 from devcluster import lifecycle
-from devcluster.errors import DevclusterError
+from devcluster.errors import ConfigError, DevclusterError
 from devcluster.paths import Layout
 from devcluster.settings import NpuSettings, describe, load
 
@@ -125,6 +126,20 @@ def which(name: str, program: str) -> None:
     """Print where kubectl or helm for this cluster is; helm is built on first use."""
     cluster = clusters.get(name)
     click.echo(str(cluster.helm() if program == "helm" else cluster.kubectl))
+
+
+@main.command()
+@_NAME
+@click.argument("component")
+@click.option("--follow", "-f", is_flag=True, help="Go on printing.")
+@click.option("--lines", "-n", type=click.IntRange(0), default=100, show_default=True)
+def logs(name: str, component: str, follow: bool, lines: int) -> None:
+    """Print the end of a process's log; `supervisor` is one of them."""
+    file = clusters.get(name).layout.log / f"{component}.log"
+    if not file.exists():
+        known = ", ".join(sorted(other.stem for other in file.parent.glob("*.log")))
+        raise ConfigError(f"no log of {component!r}; there are {known}")
+    os.execvp("tail", ["tail", f"--lines={lines}", *(["--follow=name"] if follow else []), str(file)])  # noqa: S606 -- no shell is wanted
 
 
 def _component_command(action: str, text: str) -> None:
