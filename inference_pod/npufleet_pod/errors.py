@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -95,10 +96,11 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 def first_problem(error: ValidationError) -> ErrorDetails:
-    """The problem to tell of: of a field with several forms, the one of the form that fits best, which fails deepest and last."""
+    """The problem to tell of: where a field has several forms, that of the form which fits best, failing deepest and in fewest places."""
     problems = error.errors(include_url=False, include_context=False)
     same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
-    return max(same_field, key=lambda problem: (len(problem["loc"]), *(part for part in problem["loc"][-1:] if isinstance(part, int))))
+    places = Counter(problem["loc"][:-1] for problem in same_field)
+    return max(same_field, key=lambda problem: (len(problem["loc"]), -places[problem["loc"][:-1]]))
 
 
 def shorten(value: object) -> str:

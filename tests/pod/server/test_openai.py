@@ -101,7 +101,7 @@ def test_content_parts_are_read_as_text(client: OpenAI) -> None:
 
 
 def test_continuous_usage_counts_every_token(pod: PodProcess) -> None:
-    body = {"model": "tiny", "prompt": [5], "max_tokens": 5, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    body = {**COMPLETION, "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": {"continuous_usage_stats": True}}
     counts = [event["usage"]["completion_tokens"] for event in events(pod.http.post(f"{pod.url}/v1/completions", json=body).text)]
     assert counts == sorted(counts)
     assert counts[-1] == 5
