@@ -15,7 +15,6 @@ from pathlib import Path
 from devcluster import cgroups
 from devcluster.paths import Layout
 from devcluster.run import run
-from devcluster.settings import load
 
 
 def start_time(process_id: int) -> int:
@@ -36,8 +35,7 @@ def launch(layout: Layout) -> None:
 def main() -> None:
     """Replace this process by the cluster's first one."""
     layout = Layout(Path(sys.argv[1]))
-    settings = load(layout)
-    cgroups.enter(settings.name, os.getpid(), cgroups.hierarchies())
+    cgroups.enter(layout.group, os.getpid(), cgroups.hierarchies())
     identity = {"pid": os.getpid(), "start_time": start_time(os.getpid())}
     layout.launcher.write_text(json.dumps(identity))
     host_network = os.open("/proc/self/ns/net", os.O_RDONLY)

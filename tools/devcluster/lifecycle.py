@@ -223,12 +223,12 @@ def clear_leftovers(layout: Layout) -> None:
     if _launcher_lives(layout):
         with contextlib.suppress(ProcessLookupError):
             os.kill(json.loads(layout.launcher.read_text())["pid"], signal.SIGKILL)
-    name, deadline = layout.root.name, time.monotonic() + _STOP_SECONDS
-    while remaining := cgroups.processes(name):
+    deadline = time.monotonic() + _STOP_SECONDS
+    while remaining := cgroups.processes(layout.group):
         if time.monotonic() > deadline:
-            raise ComponentError(f"processes {sorted(remaining)} of cluster {name!r} do not end; end them by hand")
+            raise ComponentError(f"processes {sorted(remaining)} of cluster {layout.root.name!r} do not end; end them by hand")
         time.sleep(_POLL_SECONDS)
-    cgroups.remove(name)
+    cgroups.remove(layout.group)
 
 
 def _shut_down(layout: Layout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -47,6 +48,11 @@ class Layout:
     def of(cls, name: str) -> Layout:
         """The layout of the cluster called `name`; raises ConfigError for an unusable name."""
         return cls(state_home() / checked_name(name))
+
+    @property
+    def group(self) -> str:
+        """Name of its cgroups: two state folders may hold clusters of the same name."""
+        return f"{self.root.name}-{hashlib.sha256(str(self.root).encode()).hexdigest()[:8]}"
 
     @property
     def config(self) -> Path:
