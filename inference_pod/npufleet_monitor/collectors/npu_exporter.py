@@ -20,7 +20,7 @@ MEMORY = (
 )
 HEALTH = "npu_chip_info_health_status"
 MAX_IDS = 1024
-DEVICE_ID = re.compile(r"(?:[A-Za-z0-9]+-)?([0-9]{1,6})(?:-([0-9]{1,6}))?")
+DEVICE_ID = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*-)?([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True)
