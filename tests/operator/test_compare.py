@@ -23,6 +23,11 @@ from npufleet_operator.shell.compare import satisfies
         ({"args": ["a", "b"]}, {"args": ["a"]}, False),
         ({"args": "a"}, {"args": ["a"]}, False),
         ({"metadata": {"labels": {"theirs": "x", "ours": "y"}}}, {"metadata": {"labels": {"ours": "y"}}}, True),
+        ({"selector": {"a": "b"}}, {"selector": {"a": "b"}}, True),
+        ({"selector": {"a": "b", "theirs": "c"}}, {"selector": {"a": "b"}}, False),
+        ({"podSelector": {"matchLabels": {"a": "b"}}}, {"podSelector": {}}, False),
+        ({"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}, {"ingress": [{"from": [{"podSelector": {}}]}]}, False),
+        ({"ingress": [{"ports": [{"port": 1, "endPort": 9}]}]}, {"ingress": [{"ports": [{"port": 1}]}]}, False),
     ],
 )
 def test_live_against_wanted(live: Any, wanted: Any, expected: bool) -> None:

@@ -28,6 +28,7 @@ STATUS_FIELD_MANAGER = f"{FIELD_MANAGER}-status"
 FIGURES_SECONDS = 30.0
 """Measured figures alone are written no more often than this."""
 CONCURRENCY = 16
+UNPROCESSABLE = 422
 
 
 class Applier:
@@ -89,13 +90,27 @@ class Applier:
             self._refuse(refused, owner, f"{manifest['kind']} {identity[2]} exists and is not npufleet's: delete or rename it")
             return
         try:
-            answer = await self._client.apply(kind, manifest, FIELD_MANAGER)
+            answer = await self._write(kind, manifest, child.uid if child and owner else "")
         except RefusedError as error:
             self._refuse(refused, owner, str(error))
             return
         APPLIES.labels(kind.kind, "applied").inc()
         self._mirror.upsert(kind, answer)
         self._applied[identity] = (digest, int(answer["metadata"]["resourceVersion"]))
+
+    async def _write(self, kind: Kind, manifest: Manifest, uid: str) -> Json:
+        """Apply. Where someone's edit excludes ours (a budget of the other form, a port of the same name), the API server calls the sum
+        of both invalid: the model's object of this UID is then made anew, once."""
+        try:
+            return await self._client.apply(kind, manifest, FIELD_MANAGER)
+        except RefusedError as error:
+            if error.status != UNPROCESSABLE or not uid:
+                raise
+            logger.warning("made anew, since an edit stands in the way", extra={"error": str(error)})
+        _, namespace, name = object_id(manifest)
+        await self._client.delete(kind, namespace, name, uid)
+        APPLIES.labels(kind.kind, "replaced").inc()
+        return await self._client.apply(kind, manifest, FIELD_MANAGER)
 
     async def _belongs_to_another(self, kind: Kind, manifest: Manifest) -> bool:
         """Whether an object of that name exists that is not ours: it is left alone."""
