@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def team(pool: str, kubectl: Kubectl, tiny_folder: Path) -> Iterator[Team]:
     member.add_volume("tiny", tiny_folder)
     yield member
     _leave(member)
+
+
+@pytest.fixture(scope="session")
+def served(pool: str, installed: Cluster, tiny_folder: Path) -> Iterator[Team]:
+    """A model `tiny` that serves in a namespace that admits restricted pods only; for tests that leave it as they found it."""
+    member = Team(Kubectl(installed, f"served-{uuid.uuid4().hex[:6]}"), pool)
+    member.kubectl("create", "namespace", member.namespace)
+    member.kubectl("label", "namespace", member.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    member.add_volume("tiny", tiny_folder)
+    member.apply_model("tiny")
+    member.wait_ready("tiny")
+    member.wait_routed("tiny")
+    yield member
+    _leave(member)
+    member.kubectl("delete", "namespace", member.namespace, "--wait=false")
 
 
 @pytest.fixture

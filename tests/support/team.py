@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from demo.install import NAMESPACE, apply, service_address, volume_manifests
 from devcluster.testing import Kubectl, wait_until
 from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
+from npufleet_api.contract import METRICS_PATH, OPERATOR_PORT
 from npufleet_operator.core.naming import gateway_child
 from support.traffic import Traffic
 
@@ -152,6 +154,13 @@ def operator_pod(kubectl: Kubectl) -> Json | None:
         if ready and "deletionTimestamp" not in pod["metadata"]:
             return dict(pod)
     return None
+
+
+def operator_metrics(kubectl: Kubectl) -> str:
+    """The operator's /metrics page."""
+    pod = settled("the operator", lambda: operator_pod(kubectl))
+    answer = httpx.get(f"http://{pod['status']['podIP']}:{OPERATOR_PORT}{METRICS_PATH}", timeout=30)
+    return answer.raise_for_status().text
 
 
 def settled(what: str, check: Callable[[], Any], seconds: float = 60) -> Any:
