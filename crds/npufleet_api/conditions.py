@@ -80,6 +80,8 @@ class Reason(StrEnum):
     # Available
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_UNAVAILABLE = "ModelUnavailable"
+    DEVICE_UNAVAILABLE = "DeviceUnavailable"
+    OUT_OF_MEMORY = "OutOfMemory"
     ENGINE_FAILED = "EngineFailed"
     CONFIG_ERROR = "ContainerConfigError"
     LOADING = "Loading"

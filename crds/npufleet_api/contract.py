@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -69,6 +69,17 @@ class EngineState(StrEnum):
     DRAINING = "Draining"
     IDLE = "Idle"
     """Drained: nothing runs and nothing waits."""
+
+
+class EngineExit(IntEnum):
+    """Exit codes of an engine that cannot start, from sysexits.h: they tell the operator whose turn it is."""
+
+    SETTINGS = 78
+    """EX_CONFIG: the settings file."""
+    MODEL = 65
+    """EX_DATAERR: the model's files."""
+    DEVICE = 69
+    """EX_UNAVAILABLE: the device is absent, or too small."""
 
 
 class AdminState(BaseModel):

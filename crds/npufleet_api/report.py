@@ -112,7 +112,7 @@ class ReplicaReport(ReportModel):
 
 
 class Outcomes(ReportModel):
-    """Requests by how they ended, over the window. A client that leaves before a target was missed is `cancelled`."""
+    """Requests by how they ended, over the window. A client that leaves is `cancelled`; it is judged only if its TTFT target had passed."""
 
     ok: Count = 0
     client_error: Count = 0

@@ -8,6 +8,8 @@ from collections import Counter
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from npufleet_api.contract import EngineExit
+
 MAX_VALUE_CHARS = 80
 FIELD_NAME = re.compile(r"(?!(?:str|int|float|bool)$)[A-Za-z_]\w*")
 """Tells a field from the name that pydantic gives to one form of a field, such as `list[int]` or `str`."""
@@ -18,19 +20,27 @@ class PodError(Exception):
 
 
 class StartError(PodError):
-    """The engine cannot start. Its message is the whole of what the process says on stderr."""
+    """The engine cannot start. Its message is the whole of what the process says on stderr, `exit_code` what it exits with."""
+
+    exit_code = 1
 
 
 class SettingsError(StartError):
     """The settings file is missing, unreadable or wrong."""
 
+    exit_code = EngineExit.SETTINGS
+
 
 class ModelError(StartError):
     """The model's files are missing, damaged or of a kind that is not served."""
 
+    exit_code = EngineExit.MODEL
+
 
 class DeviceError(StartError):
     """The device is absent, or too small for the model."""
+
+    exit_code = EngineExit.DEVICE
 
 
 class LoadCancelledError(PodError):

@@ -48,10 +48,10 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
     try:
         _serve(settings_path, host, port, admin_port, log_level, started)
     except StartError as error:
-        _give_up(one_line(str(error)), termination_log)
+        _give_up(one_line(str(error)), error.exit_code, termination_log)
     except Exception as error:
         logger.exception("engine ended")
-        _give_up(f"engine ended: {type(error).__name__}: {one_line(str(error))}: see the container's log", termination_log)
+        _give_up(f"engine ended: {type(error).__name__}: {one_line(str(error))}: see the container's log", 1, termination_log)
 
 
 def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
@@ -70,13 +70,13 @@ def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, lo
         asyncio.run(serve(settings, files, template, sockets, started))
 
 
-def _give_up(message: str, termination_log: Path) -> None:
+def _give_up(message: str, exit_code: int, termination_log: Path) -> None:
     """Say why on stderr and where Kubernetes looks for it, and end."""
     click.echo(message, err=True)
     if termination_log.exists():
         with contextlib.suppress(OSError):
             termination_log.write_text(message[:4096])
-    sys.exit(1)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

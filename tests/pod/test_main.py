@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from npufleet_api.contract import EngineExit
 from npufleet_pod.main import main
 from support.pod_process import start_pod
 from support.tiny_model import write_tiny_model
@@ -51,27 +52,32 @@ def damage(model: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "settings", "said"),
+    ("change", "settings", "said", "code"),
     [
-        ("", {"servedName": None}, "servedName: Input should be a valid string"),
-        ("", {"modelPath": "/nowhere/models"}, "modelPath /nowhere/models: no such directory"),
-        ("", {"device": "NPU"}, "device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU"),
-        ("", {"tensorParallel": 2}, "tensorParallel: 2 is not served by this release: set it to 1"),
-        ("", {"maxModelLength": 4096}, "maxModelLength: 4096 is beyond the model's max_position_embeddings 2048"),
-        ("config", {}, "config.json: architectures: None names none"),
-        ("tokenizer", {}, "tokenizer.json: not a tokenizer"),
-        ("no tokenizer", {}, "tokenizer.json: no such file"),
-        ("template", {}, "tokenizer_config.json: chat_template: "),
-        ("vocabulary", {}, "config.json's vocab_size is 100"),
+        ("", {"servedName": None}, "servedName: Input should be a valid string", EngineExit.SETTINGS),
+        ("", {"modelPath": "/nowhere/models"}, "modelPath /nowhere/models: no such directory", EngineExit.MODEL),
+        (
+            "",
+            {"device": "NPU"},
+            "device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU",
+            EngineExit.DEVICE,
+        ),
+        ("", {"tensorParallel": 2}, "tensorParallel: 2 is not served by this release: set it to 1", EngineExit.SETTINGS),
+        ("", {"maxModelLength": 4096}, "maxModelLength: 4096 is beyond the model's max_position_embeddings 2048", EngineExit.SETTINGS),
+        ("config", {}, "config.json: architectures: None names none", EngineExit.MODEL),
+        ("tokenizer", {}, "tokenizer.json: not a tokenizer", EngineExit.MODEL),
+        ("no tokenizer", {}, "tokenizer.json: no such file", EngineExit.MODEL),
+        ("template", {}, "tokenizer_config.json: chat_template: ", EngineExit.MODEL),
+        ("vocabulary", {}, "config.json's vocab_size is 100", EngineExit.MODEL),
     ],
 )
 def test_a_mistake_is_told_in_one_line_on_stderr_and_to_kubernetes(
-    tmp_path: Path, change: str, settings: dict[str, Any], said: str
+    tmp_path: Path, change: str, settings: dict[str, Any], said: str, code: EngineExit
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     damage(model, change)
     result = run(tmp_path, {"modelPath": str(model), "servedName": "m", "device": "CPU", **settings})
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert (tmp_path / "termination-log").read_text() == result.stderr.rstrip("\n")
@@ -91,7 +97,7 @@ def test_weights_that_turn_out_damaged_while_loading_end_the_process_with_one_li
     weights.write_bytes(weights.read_bytes()[:5000])
     (tmp_path / "termination-log").write_text("")
     with start_pod(model, tmp_path) as pod:
-        assert pod.wait_end() == 1
+        assert pod.wait_end() == EngineExit.MODEL
         assert pod.stderr.count("\n") == 1
         assert f"{weights}: truncated, or not a safetensors file" in pod.stderr
         assert (tmp_path / "termination-log").read_text() == pod.stderr.rstrip("\n")

@@ -79,6 +79,9 @@ class PodView:
     waiting_message: str = ""
     terminated_message: str = ""
     """Last words of the engine container, from its termination message."""
+    terminated_reason: str = ""
+    """The kubelet's word for how the engine container ended, such as OOMKilled."""
+    exit_code: int | None = None
     scheduling_message: str = ""
     drain_started: datetime | None = None
     drain_reason: str = ""

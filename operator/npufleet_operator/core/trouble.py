@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
+from npufleet_api.contract import EngineExit
 from npufleet_operator.core.observed import PodView
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-MODEL_WORDS = ("model:", "modelPath", "config.json", "safetensors", "tokenizer")
+EXIT_REASONS = {
+    EngineExit.SETTINGS: Reason.SPEC_REFUSED,
+    EngineExit.MODEL: Reason.MODEL_UNAVAILABLE,
+    EngineExit.DEVICE: Reason.DEVICE_UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,11 @@ def diagnose(pod: PodView) -> Trouble | None:
                 f"pod {pod.name}: spec.model.uri: {_line(pod.scheduling_message)}; create the claim in the model's namespace",
             )
         return Trouble(Reason.UNSCHEDULABLE, f"pod {pod.name}: {_line(pod.scheduling_message)}")
+    if pod.terminated_reason == "OOMKilled" and not pod.engine_started:
+        return Trouble(Reason.OUT_OF_MEMORY, f"pod {pod.name}: spec.resources.memory: the engine needs more than its limit; raise it")
     if pod.terminated_message and not pod.engine_started:
-        line = _line(pod.terminated_message)
-        reason = Reason.MODEL_UNAVAILABLE if any(word in line for word in MODEL_WORDS) else Reason.ENGINE_FAILED
-        return Trouble(reason, f"pod {pod.name}: {line}")
+        reason = next((r for code, r in EXIT_REASONS.items() if code == pod.exit_code), Reason.ENGINE_FAILED)
+        return Trouble(reason, f"pod {pod.name}: {_line(pod.terminated_message)}")
     if pod.engine_restarts > 0 and not pod.engine_started:
         return Trouble(
             Reason.ENGINE_FAILED, f"pod {pod.name}: engine restarted {pod.engine_restarts} times; see kubectl logs {pod.name} -c engine -p"
@@ -51,7 +57,10 @@ def diagnose(pod: PodView) -> Trouble | None:
 
 _SEVERITY = (
     Reason.IMAGE_PULL_FAILED,
+    Reason.SPEC_REFUSED,
     Reason.MODEL_UNAVAILABLE,
+    Reason.DEVICE_UNAVAILABLE,
+    Reason.OUT_OF_MEMORY,
     Reason.CONFIG_ERROR,
     Reason.ENGINE_FAILED,
     Reason.UNSCHEDULABLE,

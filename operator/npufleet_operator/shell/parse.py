@@ -87,6 +87,8 @@ def pod_view(raw: Json) -> PodView:
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
         terminated_message=str(ended.get("message", "")),
+        terminated_reason=str(ended.get("reason", "")),
+        exit_code=ended.get("exitCode"),
         scheduling_message=str(unscheduled.get("message", "")),
         drain_started=_time(annotations.get(DRAIN_STARTED_ANNOTATION)),
         drain_reason=str(annotations.get(DRAIN_REASON_ANNOTATION, "")),
