@@ -96,7 +96,7 @@ class PoolTask:
 
     def _back_off(self, result: str, failures: int) -> float:
         metrics.CYCLES.labels(self.name, result).inc()
-        return min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
+        return min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * float(2 ** min(failures - 1, 10)))
 
     async def _cycle(self) -> float:
         observed = await self._observe()
