@@ -23,6 +23,7 @@ from npufleet_gateway.view import ClusterView
 HOLD_BYTES = 1024 * 1024
 """An answer that is not a stream is held back up to this size, so that a replica that dies in the middle of it can be replaced."""
 DRAIN_RETRY_AFTER_SECONDS = 1
+EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(slots=True)
@@ -167,8 +168,10 @@ class LiveExchange:
             if response.status in (502, 503):
                 context.balancer.failed(replica)
                 return Retry("not_ready", f"{replica.pod_name} answered {response.status}")
-            if response.content_type == "text/event-stream":
-                self._streams = True
+            if not 200 <= response.status < 600:
+                context.balancer.failed(replica)
+                return Retry("garbage", f"{replica.pod_name} answered with status {response.status}")
+            if response.content_type == EVENT_STREAM:
                 await self._relay_stream(response, replica)
             else:
                 await self._relay_whole(response, replica)
@@ -226,6 +229,7 @@ class LiveExchange:
 
     async def _begin(self, response: aiohttp.ClientResponse, replica: Replica, length: int | None = None) -> None:
         headers = response_headers(response, self.request_id, replica.pod_name)
+        self._streams = response.content_type == EVENT_STREAM
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         headers.extend(self._context.extra_headers())

@@ -1,4 +1,8 @@
-"""The gateway put together: view, proxy, collection, report; and the ASGI application that serves them."""
+"""The gateway put together: view, proxy, collection, report; and the ASGI application that serves them.
+
+One port serves clients (the OpenAI routes), the kubelet (/health, /ready), Prometheus (/metrics) and the operator (/report), and nothing
+else: every other path is a 404. An Ingress or HTTPRoute that opens the gateway to the outside should pass /v1/ only.
+"""
 
 from __future__ import annotations
 

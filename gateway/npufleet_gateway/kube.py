@@ -136,9 +136,12 @@ class KubeClient:
     async def _get(self, resource: Resource, query: dict[str, str], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         if resource.label_selector:
             query["labelSelector"] = resource.label_selector
-        method, url, headers, _, _ = await self._client.param_serialize(
-            "GET", resource.path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
-        )
+        try:
+            method, url, headers, _, _ = await self._client.param_serialize(
+                "GET", resource.path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
+            )
+        except ConfigException as error:
+            raise WatchError(f"no token for the API server: {error}") from error
         answer = await self._client.call_api(method, f"{url}?{urlencode(query)}", headers, _request_timeout=limits)
         response: aiohttp.ClientResponse = answer.response
         if response.status == 200:

@@ -66,18 +66,20 @@ class ObjectStore(Generic[T]):
             except ObjectError as error:
                 logger.warning("ignored deletion: %s", error)
                 return
-            self._objects.pop(key, None)
+            gone = self._objects.pop(key, None)
             self._unparsable.discard(key)
-        else:
-            self._put(raw, self._objects)
-        self._changed()
+            if gone is not None:
+                self._changed()
+        elif self._put(raw, self._objects):
+            self._changed()
 
-    def _put(self, raw: dict[str, Any], before: dict[ObjectKey, T]) -> None:
+    def _put(self, raw: dict[str, Any], before: dict[ObjectKey, T]) -> bool:
+        """True if what routing needs of the object has changed: most events are of no concern to it."""
         try:
             key = object_key(raw)
         except ObjectError as error:
             logger.warning("ignored object: %s", error)
-            return
+            return False
         try:
             parsed = self._parse(raw)
         except ObjectError as error:
@@ -88,9 +90,10 @@ class ObjectStore(Generic[T]):
         else:
             self._unparsable.discard(key)
         if parsed is None:
-            self._objects.pop(key, None)
-        else:
-            self._objects[key] = parsed
+            return self._objects.pop(key, None) is not None
+        changed = self._objects.get(key) != parsed
+        self._objects[key] = parsed
+        return changed
 
 
 class ClusterView:

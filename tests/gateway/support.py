@@ -171,8 +171,8 @@ class RawEngine:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-                await reader.readexactly(length)
+                lengths = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+                await reader.readexactly(sum(lengths))
                 writer.write(self._script)
                 await writer.drain()
                 if not self._keep_alive:

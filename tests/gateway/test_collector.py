@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.support import POOL, Engine, Loopback, eventually, loopback
+from gateway.support import POOL, Engine, Loopback, RawEngine, eventually, loopback
 from npufleet_api.report import MAX_MONITOR_REPORT_BYTES, ReplicaReport, parse_gateway_report
 
 
@@ -118,6 +118,27 @@ async def test_garbage_is_no_data(body: bytes) -> None:
         monitor.body = body
         await eventually(lambda: (replica(pool).report_error or "").startswith("bad report"))
         assert replica(pool).report is None
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"",
+        b"\x00\xff\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{",
+        b"HTTP/1.1 700 X\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 99999,
+    ],
+)
+async def test_what_is_no_http_is_an_error_and_the_collection_goes_on(script: bytes) -> None:
+    async with loopback(collect_interval_seconds=0.02) as pool:
+        await pool.engine()
+        server = RawEngine(script, keep_alive=False)
+        await server.start("127.0.0.2", pool.gateway.settings.monitor_port)
+        await eventually(lambda: replica(pool).report_error is not None)
+        await eventually(lambda: server.connections > 2)
+        assert pool.gateway.failed_tasks == []
         await server.stop()
 
 

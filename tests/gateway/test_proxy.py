@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.support import DONE, ROLE, Loopback, chat, chunk, eventually, loopback, stream
+from gateway.support import DONE, ROLE, Loopback, chat, chunk, eventually, loopback, model_object, stream
 
 MEBIBYTE = 1024 * 1024
 
@@ -309,8 +309,21 @@ async def test_other_answers_are_the_clients_and_are_not_repeated(pool: Loopback
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+        b"HTTP/1.1 700 What\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
     ],
-    ids=["reset", "half-a-body", "headers-of-a-stream", "bad-chunk", "garbage", "another-protocol", "two-lengths", "endless-header"],
+    ids=[
+        "reset",
+        "half-a-body",
+        "headers-of-a-stream",
+        "bad-chunk",
+        "garbage",
+        "another-protocol",
+        "two-lengths",
+        "endless-header",
+        "status-700",
+        "upgrade",
+    ],
 )
 async def test_a_replica_that_fails_before_its_first_byte_is_replaced(pool: Loopback, script: bytes) -> None:
     broken = await pool.raw_engine(script)
@@ -332,6 +345,33 @@ async def test_when_every_replica_fails_before_its_first_byte_the_client_gets_a_
         assert (await error_of(response))["code"] == "replica_failed"
     await pool.settled()
     assert pool.traffic().outcomes.server_error == 1
+
+
+async def test_a_stream_that_is_answered_without_one_is_not_judged_as_a_stream(pool: Loopback) -> None:
+    async def whole(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.json_response({})
+
+    pool.models = [model_object(slo={"ttftMilliseconds": 1})]
+    await pool.engine(whole)
+    async with pool.stream() as response:
+        assert response.content_type == "application/json"
+    await pool.settled()
+    assert pool.traffic().attained == 1
+
+
+async def test_a_missed_ttft_counts_against_the_models_target(pool: Loopback) -> None:
+    async def late(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return await chat(request)
+
+    pool.models = [model_object(slo={"ttftMilliseconds": 1})]
+    await pool.engine(late)
+    async with pool.stream() as response:
+        await response.read()
+    await pool.settled()
+    traffic = pool.traffic()
+    assert (traffic.outcomes.ok, traffic.judged, traffic.attained) == (1, 1, 0)
 
 
 async def test_a_replica_killed_in_mid_stream_ends_the_stream_with_an_error_event_and_is_not_repeated(pool: Loopback) -> None:

@@ -101,6 +101,16 @@ def test_listeners_hear_each_new_table_before_it_is_used() -> None:
     assert len(heard) == 1
 
 
+def test_events_that_change_nothing_for_routing_do_not_rebuild_the_table() -> None:
+    view = view_of([model_object()], [pod_object("r0")])
+    before = view.table
+    touched = pod_object("r0")
+    touched["metadata"]["annotations"]["note"] = "x"
+    view.pods.apply("MODIFIED", touched)
+    view.pods.apply("DELETED", pod_object("unknown"))
+    assert view.table is before
+
+
 OBJECTS = st.builds(
     lambda name, ready, draining, deleting, uid: pod_object(name, ready=ready, draining=draining, deleting=deleting, uid=uid),
     st.sampled_from(["r0", "r1", "r2"]),
