@@ -12,7 +12,7 @@ def transformers_greedy(folder: Path, prompts: Sequence[Sequence[int]], count: i
     """The next `count` tokens of each prompt, float32, ends of sequence ignored; without a cache, so that ours is tested too."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     answers = []
     for prompt in prompts:
         tokens = list(prompt)

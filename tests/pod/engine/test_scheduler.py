@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -146,7 +147,7 @@ some_limits = st.builds(
 
 @settings(max_examples=150)
 @given(some_limits, st.lists(actions, min_size=10, max_size=80))
-def test_every_request_ends_exactly_once_and_every_bound_holds(bounds: SchedulerLimits, plan: list[tuple[str, object]]) -> None:
+def test_every_request_ends_exactly_once_and_every_bound_holds(bounds: SchedulerLimits, plan: list[tuple[str, Any]]) -> None:
     scheduler = Scheduler(bounds)
     left: dict[str, int] = {}
     computed: Counter[str] = Counter()
@@ -184,7 +185,7 @@ def test_every_request_ends_exactly_once_and_every_bound_holds(bounds: Scheduler
 
     for action, argument in plan:
         if action == "add":
-            prompt, answer = argument  # type: ignore[misc] # the strategy pairs "add" with sizes
+            prompt, answer = argument
             name = f"r{len(added)}"
             try:
                 scheduler.add(name, prompt, answer)

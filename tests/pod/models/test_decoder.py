@@ -57,7 +57,7 @@ async def test_greedy_tokens_equal_transformers(variant: str, tmp_path: Path) ->
     ],
     ids=str,
 )
-async def test_tokens_do_not_depend_on_batch_chunks_or_preemption(bounds: dict[str, int], tmp_path: Path) -> None:
+async def test_tokens_do_not_depend_on_batch_chunks_or_preemption(bounds: dict[str, Any], tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", seed=3)
     requests = [request(str(i), prompt, 30) for i, prompt in enumerate(PROMPTS)]
     async with local_engine(model) as engine:

@@ -46,7 +46,7 @@ async def test_a_drain_refuses_new_work_and_is_idle_when_the_last_byte_is_sent(l
     lifecycle.loaded()
     with lifecycle.admit():
         lifecycle.drain(60)
-        assert lifecycle.state is EngineState.DRAINING
+        assert lifecycle.admin_state().state is EngineState.DRAINING
         assert lifecycle.unready_reason == "draining"
         with pytest.raises(NotReadyError) as caught:
             lifecycle.check_admits()
@@ -76,7 +76,7 @@ async def test_a_cancelled_drain_takes_work_again_and_ends_nothing(lifecycle: Li
     lifecycle.loaded()
     lifecycle.drain(0)
     assert lifecycle.cancel_drain()
-    assert lifecycle.state is EngineState.READY
+    assert lifecycle.admin_state().state is EngineState.READY
     await asyncio.sleep(0.01)
     assert not load.ended.is_set()
     with lifecycle.admit():
@@ -91,16 +91,16 @@ async def test_a_replica_told_to_end_is_unready_yet_takes_work_until_it_drains(l
         pass
     lifecycle.drain(10)
     assert not lifecycle.cancel_drain()
-    assert lifecycle.state is EngineState.IDLE
+    assert lifecycle.admin_state().state is EngineState.IDLE
 
 
 async def test_a_drain_while_loading_is_idle_and_stays_drained(lifecycle: Lifecycle) -> None:
     lifecycle.drain(10)
-    assert lifecycle.state is EngineState.IDLE
+    assert lifecycle.admin_state().state is EngineState.IDLE
     lifecycle.loaded()
-    assert lifecycle.state is EngineState.IDLE
+    assert lifecycle.admin_state().state is EngineState.IDLE
     assert lifecycle.cancel_drain()
-    assert lifecycle.state is EngineState.READY
+    assert lifecycle.admin_state().state is EngineState.READY
 
 
 async def test_running_counts_what_the_engine_does_not_hold_any_more(lifecycle: Lifecycle, load: Load) -> None:
