@@ -91,7 +91,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     assert parse(b"vllm:a NaN\nvllm:b +Inf\nvllm:c 1\n", ("vllm:",)).keys() == {"vllm:c"}
 
 
-@pytest.mark.parametrize("raw", [b"\xff\xfe", b"vllm:a{ 1\n", b"vllm:a x\n", b"vllm:a\n"])
+@pytest.mark.parametrize("raw", [b"\xff\xfe", *(b"vllm:num_requests_running" + rest for rest in (b"{ 1\n", b" x\n", b"\n"))])
 def test_text_that_cannot_be_parsed_is_an_error_and_no_data(raw: bytes) -> None:
     with pytest.raises(ScrapeError):
         parse_engine(raw)

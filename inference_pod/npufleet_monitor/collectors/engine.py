@@ -6,11 +6,24 @@ from dataclasses import dataclass, field
 
 from npufleet_monitor.collectors.exposition import Samples, parse
 
-PREFIXES = ("vllm:", "npufleet:")
-
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = ("vllm:request_time_per_output_token_seconds", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 """The first that an engine shows: per request where it can, else between tokens, under vLLM's new and old name."""
+
+PREFIXES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:request_success_total",
+    "npufleet:load_seconds",
+    "npufleet:pipeline_stall_ratio",
+    "npufleet:request_timeouts_total",
+    f"{TTFT}_bucket",
+    *(f"{name}_bucket" for name in TPOT),
+)
 
 
 @dataclass(frozen=True, slots=True)
