@@ -24,6 +24,8 @@ Progress = Callable[[str], None]
 
 _HEALTHY_SECONDS = 120.0
 _POLL_SECONDS = 0.1
+_FAKE_NODES_SECONDS = 300.0
+_FAKE_NODES_POLL_SECONDS = 1.0
 
 
 def say(message: str) -> None:
@@ -178,14 +180,23 @@ class Cluster:
             self.layout.config.write_text(changed.model_dump_json(indent=1))
         self.reload()
         self.wait_healthy(["kwok"])
-        first = nodes.next_index(self.fake_node_names())
+        names = self.fake_node_names()
+        first = nodes.next_index(names)
         manifest = nodes.fake_nodes(first, count, npus, self.settings, tainted=tainted)
         self.run_kubectl("create", "-f", "-", stdin=manifest, timeout_seconds=None)
-        self.run_kubectl("wait", "node", "-l", nodes.FAKE_LABEL, "--for=condition=Ready", "--timeout=300s", timeout_seconds=None)
+        deadline = time.monotonic() + _FAKE_NODES_SECONDS
+        while missing := len(names) + count - self._ready_fake_nodes():
+            if time.monotonic() > deadline:
+                raise ComponentError(f"{missing} fake nodes are not Ready; see {self.layout.log / 'kwok.log'}")
+            time.sleep(_FAKE_NODES_POLL_SECONDS)
+
+    def _ready_fake_nodes(self) -> int:
+        query = "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}"
+        return self.run_kubectl("get", "nodes", "-l", nodes.FAKE_LABEL, "-o", query).split().count("True")
 
     def remove_fake_nodes(self) -> None:
         """Remove every fake node; the controller manager deletes their pods."""
-        self.run_kubectl("delete", "nodes", "-l", nodes.FAKE_LABEL, timeout_seconds=None)
+        self.run_kubectl("delete", "--raw", f"/api/v1/nodes?labelSelector={nodes.FAKE_LABEL}", timeout_seconds=None)
 
     def _ask(self, request: Request) -> Answer:
         return ask(self.layout, request)

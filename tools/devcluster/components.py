@@ -217,7 +217,8 @@ def _kwok(settings: ClusterSettings, layout: Layout, binary: Path) -> Component:
         "kubeconfig": layout.component_kubeconfig("kwok"),
         "manage-nodes-with-annotation-selector": "kwok.x-k8s.io/node=fake",
         "node-ip": settings.network.host,
-        "node-lease-duration-seconds": 40,
+        # Renewed every quarter of it: well inside the 50 s after which a silent node counts as lost, and a third of the writes of 40.
+        "node-lease-duration-seconds": 120,
         "server-address": "127.0.0.1:10247",
     }
     return Component("kwok", _argv(binary, flags), HttpProbe("http://127.0.0.1:10247/healthz"), ("kube-apiserver",))

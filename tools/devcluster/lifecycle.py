@@ -32,9 +32,15 @@ _MACHINE_LOCK = Path("/run/lock/devcluster.lock")
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # `down` removes the file while it holds the lock: whoever waited then holds a lock that nobody else sees.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == file.stat().st_ino:
+                break
+        os.close(descriptor)
+    try:
         yield
     finally:
         os.close(descriptor)
@@ -251,7 +257,9 @@ def down(name: str = "dev", *, keep_data: bool = False, progress: Progress = say
         if keep_data and is_running(layout):
             _shut_down(layout)
         clear_leftovers(layout)
-        if existed and not keep_data:
-            shutil.rmtree(layout.root)
+        if not keep_data:
+            if existed:
+                shutil.rmtree(layout.root)
+            layout.lock.unlink()
     progress(f"{name} is down" if existed else f"there was no cluster {name}")
     return existed
