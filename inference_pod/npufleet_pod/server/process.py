@@ -163,6 +163,7 @@ async def _listen(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         app,
         log_config=None,
         access_log=False,
+        http="httptools",
         lifespan="off",
         ws="none",
         server_header=False,
