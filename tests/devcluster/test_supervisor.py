@@ -123,6 +123,7 @@ def test_a_stopped_component_stays_down_until_it_is_started(layout: Layout) -> N
     until(lambda: is_healthy(layout, "kube-apiserver"))
 
 
+@pytest.mark.slow
 def test_one_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with running(tmp_path, stubborn=True) as layout:
         until((tmp_path / "stubborn").exists)
