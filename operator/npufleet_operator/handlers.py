@@ -14,7 +14,7 @@ import kopf
 
 from npufleet_operator.shell.kinds import Kind
 from npufleet_operator.shell.mirror import Mirror
-from npufleet_operator.shell.watchdog import Watched
+from npufleet_operator.shell.watchdog import Watchdog, Watched
 
 SERVER_TIMEOUT_SECONDS = 300
 CLIENT_TIMEOUT_SECONDS = 310
@@ -23,7 +23,7 @@ ERROR_BACKOFFS = (0.5, 1, 2, 2, 2, 2, 2, 2)
 """Capped low: a longer one leaves the watch blind long after an outage."""
 
 
-def build_registry(mirror: Mirror, watched: Sequence[Watched]) -> kopf.OperatorRegistry:
+def build_registry(mirror: Mirror, watchdog: Watchdog, watched: Sequence[Watched]) -> kopf.OperatorRegistry:
     """Handlers for every watched kind."""
     registry = kopf.OperatorRegistry()
 
@@ -32,13 +32,15 @@ def build_registry(mirror: Mirror, watched: Sequence[Watched]) -> kopf.OperatorR
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     for item in watched:
-        _watch(registry, mirror, item.kind)
+        _watch(registry, mirror, watchdog, item.kind)
     return registry
 
 
-def _watch(registry: kopf.OperatorRegistry, mirror: Mirror, kind: Kind) -> None:
+def _watch(registry: kopf.OperatorRegistry, mirror: Mirror, watchdog: Watchdog, kind: Kind) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"mirror-{kind.plural}")
     async def mirror_event(event: kopf.RawEvent, **_: Any) -> None:
+        if event["type"] is None:  # kopf's mark of an object from the list with which a watch begins
+            watchdog.watch_began_anew()
         if event["type"] == "DELETED":
             mirror.remove(kind, event["object"])
         else:
@@ -62,10 +64,10 @@ def build_settings(watched: Sequence[Watched]) -> kopf.OperatorSettings:
     return settings
 
 
-async def watch(mirror: Mirror, watched: Sequence[Watched], stop: asyncio.Event, ready: asyncio.Event) -> None:
+async def watch(mirror: Mirror, watchdog: Watchdog, watched: Sequence[Watched], stop: asyncio.Event, ready: asyncio.Event) -> None:
     """Run kopf until `stop` is set. Raises what ends a watcher for good."""
     await kopf.operator(
-        registry=build_registry(mirror, watched),
+        registry=build_registry(mirror, watchdog, watched),
         settings=build_settings(watched),
         standalone=True,
         clusterwide=True,

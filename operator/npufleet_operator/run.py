@@ -76,7 +76,9 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
             return
         primed.set()
         logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
-        await _until_stopped(stop, watchdog, supervisor, asyncio.create_task(watch(mirror, watched, stop, watching), name="watches"))
+        await _until_stopped(
+            stop, watchdog, supervisor, asyncio.create_task(watch(mirror, watchdog, watched, stop, watching), name="watches")
+        )
     logger.info("stopped")
 
 

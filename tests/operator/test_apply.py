@@ -163,3 +163,21 @@ async def test_a_drain_is_marked_first_even_when_the_engine_does_not_hear_it(han
     assert hands.mirror.pods[pod.key].drain_started is not None
     assert hands.mirror.version(("Pod", *pod.key)) is not None
     assert POD.path("team", pod.name) == f"/api/v1/namespaces/team/pods/{pod.name}"
+
+
+async def test_a_model_that_is_gone_is_planned_no_more(hands: Hands) -> None:
+    hands.server.fail[("PATCH", f"{MODEL_PATH}/status")] = 404
+    assert await hands.carry_out()
+    assert hands.mirror.models == {}
+
+
+async def test_an_edit_that_excludes_ours_has_the_object_made_anew_once(hands: Hands) -> None:
+    await hands.carry_out()
+    path = "/apis/policy/v1/namespaces/team/poddisruptionbudgets/npufleet-tiny"
+    edited = hands.server.put(path, {**hands.server.objects[path], "spec": {"maxUnavailable": 1}})
+    hands.mirror.upsert(kind_of({"kind": "PodDisruptionBudget"}), edited)
+    hands.server.fail[("PATCH", path)] = 422
+    await hands.carry_out(replace(hands.plan, creates=()))
+    assert [write for write in hands.server.writes() if write[1] == path] == [("PATCH", path), ("DELETE", path), ("PATCH", path)]
+    assert path not in hands.server.objects
+    assert "told to fail" in hands.applier.refused[("team", "tiny")]

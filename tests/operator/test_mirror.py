@@ -121,3 +121,23 @@ def test_pods_that_hold_nothing_are_not_kept(mirror: Mirror) -> None:
     plain = {"metadata": {"name": "web", "namespace": "team", "uid": "w", "resourceVersion": "3"}, "spec": {"containers": [{"name": "c"}]}}
     mirror.upsert(POD, plain)
     assert mirror.pods == {}
+
+
+def test_what_was_deleted_is_not_brought_back_by_a_late_answer_or_an_old_list(mirror: Mirror) -> None:
+    mirror.remove(MODEL, model(version=7))
+    assert not mirror.upsert(MODEL, model(version=6))
+    assert mirror.models == {}
+    assert mirror.upsert(MODEL, model(version=8, uid="another"))
+    assert ("team", "tiny") in mirror.models
+
+
+def test_what_is_forgotten_unseen_is_not_brought_back_by_the_state_it_was_known_in(mirror: Mirror) -> None:
+    mirror.forget(MODEL, (MODEL_KIND, "team", "tiny"))
+    assert not mirror.upsert(MODEL, model(version=1))
+
+
+def test_an_object_that_had_only_left_the_selector_comes_back(mirror: Mirror) -> None:
+    mirror.upsert(POD, pod(version=3))
+    mirror.remove(POD, pod(version=4))
+    assert mirror.upsert(POD, pod(version=5))
+    assert ("team", "p") in mirror.pods

@@ -201,7 +201,15 @@ class Applier:
             return
         metadata = {"name": name, "uid": uid, **({"namespace": namespace} if namespace else {})}
         manifest = {"apiVersion": API_VERSION, "kind": name_of_kind, "metadata": metadata, "status": wanted}
-        self._mirror.upsert(kind, await self._client.apply(kind, manifest, STATUS_FIELD_MANAGER, "status"))
+        try:
+            answer = await self._client.apply(kind, manifest, STATUS_FIELD_MANAGER, "status")
+        except NotFoundError:
+            # Its deletion may have fallen into a gap of the watch. Planned for any longer, it would be given pods that are deleted at once.
+            known = self._mirror.version((kind.kind, namespace, name))
+            if known and known.uid == uid:
+                self._mirror.forget(kind, (kind.kind, namespace, name))
+            raise
+        self._mirror.upsert(kind, answer)
         self._figures_written[identity] = now
         APPLIES.labels(name_of_kind, "status").inc()
 

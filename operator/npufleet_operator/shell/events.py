@@ -19,6 +19,7 @@ from npufleet_operator.shell.metrics import APPLIES
 logger = logging.getLogger(__name__)
 
 BURST = 25
+"""Events of one subject in a row, as client-go's recorder allows; then one every REFILL_SECONDS. A noisy model silences no other."""
 REFILL_SECONDS = 5.0
 REMEMBERED = 4096
 MESSAGE_LIMIT = 1000
@@ -41,12 +42,11 @@ class EventRecorder:
         self._client = client
         self._clock = clock
         self._counts: dict[str, tuple[int, str]] = {}
-        self._tokens = float(BURST)
-        self._refilled = clock()
+        self._tokens: dict[str, tuple[float, datetime]] = {}
 
     async def record(self, subject: Subject, reason: str, message: str, *, warning: bool = False) -> None:
         """Write one Event."""
-        if not self._take_token():
+        if not self._take_token(subject.uid):
             APPLIES.labels("Event", "dropped").inc()
             return
         message = message[:MESSAGE_LIMIT]
@@ -85,11 +85,12 @@ class EventRecorder:
             APPLIES.labels("Event", "failed").inc()
             logger.warning("event was not written", extra={"reason": reason, "subject": subject.name, "error": str(error)})
 
-    def _take_token(self) -> bool:
+    def _take_token(self, uid: str) -> bool:
         now = self._clock()
-        self._tokens = min(BURST, self._tokens + max(0.0, (now - self._refilled).total_seconds()) / REFILL_SECONDS)
-        self._refilled = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        left, refilled = self._tokens.pop(uid, (float(BURST), now))
+        left = min(float(BURST), left + max(0.0, (now - refilled).total_seconds()) / REFILL_SECONDS)
+        taken = left >= 1
+        self._tokens[uid] = (left - 1 if taken else left, now)
+        if len(self._tokens) > REMEMBERED:
+            self._tokens.pop(next(iter(self._tokens)))
+        return taken

@@ -1,10 +1,12 @@
 """What the watches delivered, and what our own writes returned: the operator's picture of the cluster.
 
-The newer resource version wins, so that a late watch event does not undo what a write has just returned.
+The newer resource version wins, so that a late watch event does not undo what a write has just returned, and neither the answer to a
+write nor a list that was on its way brings back what was deleted meanwhile.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +40,9 @@ class Child:
     """Pool of a gateway object; empty for a model's."""
 
 
+REMEMBERED_GONE = 4096
+"""Deleted objects whose late answers are still told apart: far more than can be under way at once."""
+
 ALL_POOLS = "*"
 Listener = Callable[[str], None]
 """Called with the name of a pool to plan again, or ALL_POOLS."""
@@ -54,6 +59,9 @@ class Mirror:
         self.namespaces: dict[str, Mapping[str, str]] = {}
         self.children: dict[ObjectId, Child] = {}
         self._versions: dict[ObjectId, Version] = {}
+        self._gone: OrderedDict[str, int] = OrderedDict()
+        """UIDs of deleted objects, with the version up to which what is told of them is late. An object that only left a watch's
+        selector comes back with its UID and a later version."""
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
@@ -76,6 +84,8 @@ class Mirror:
             return False
         if known and known.uid != version.uid and known.number > version.number:
             return False
+        if version.number <= self._gone.get(version.uid, -1):
+            return False
         self._versions[identity] = version
         self._notify(self._store(kind, identity, raw))
         return True
@@ -83,13 +93,22 @@ class Mirror:
     def remove(self, kind: Kind, raw: Json) -> None:
         """Forget an object that was deleted, unless another one of its name is known."""
         identity = identify(kind, raw)
-        known = self._versions.get(identity)
-        if known and known.uid == version_of(raw).uid:
+        known, deleted = self._versions.get(identity), version_of(raw)
+        self._remember_gone(deleted)
+        if known and known.uid == deleted.uid:
             self.forget(kind, identity)
+
+    def _remember_gone(self, version: Version) -> None:
+        if not version.uid:
+            return
+        self._gone[version.uid] = max(version.number, self._gone.get(version.uid, -1))
+        self._gone.move_to_end(version.uid)
+        if len(self._gone) > REMEMBERED_GONE:
+            self._gone.popitem(last=False)
 
     def forget(self, kind: Kind, identity: ObjectId) -> None:
         """Forget an object that no longer exists."""
-        del self._versions[identity]
+        self._remember_gone(self._versions.pop(identity))
         _, namespace, name = identity
         if kind is POOL:
             self.pools.pop(name, None)

@@ -16,6 +16,8 @@ from npufleet_operator.shell.mirror import Mirror, identify, version_of
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 60.0
+RELISTED_SECONDS = 2.0
+"""After a watch began anew: what was deleted in the gap is told by no event, so the next round comes soon."""
 GRACE_SECONDS = 10.0
 SILENT_ROUNDS = 3
 """Rounds in a row in which a watch stayed behind: then it is silent, and the process should be restarted."""
@@ -38,6 +40,7 @@ class Watchdog:
         self._mirror = mirror
         self._watched = watched
         self._behind_rounds: dict[Kind, int] = {}
+        self._relisted = asyncio.Event()
 
     async def prime(self) -> None:
         """Fill the mirror before anything is planned. Raises ApiError."""
@@ -45,10 +48,19 @@ class Watchdog:
             items, version = await self._client.list(watched.kind, watched.namespace, watched.label_selector)
             self._heal(watched.kind, items, version)
 
+    def watch_began_anew(self) -> None:
+        """A watch lists again what exists, but not what was deleted since its last event."""
+        self._relisted.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(INTERVAL_SECONDS)
+            try:
+                await asyncio.wait_for(self._relisted.wait(), INTERVAL_SECONDS)
+                await asyncio.sleep(RELISTED_SECONDS)
+            except TimeoutError:
+                pass
+            self._relisted.clear()
             for watched in self._watched:
                 try:
                     await self.check(watched, GRACE_SECONDS)
