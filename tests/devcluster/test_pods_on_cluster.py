@@ -219,6 +219,10 @@ def test_cards_are_given_out_and_a_pod_that_finds_none_waits(kubectl: Kubectl, c
         kubectl.wait_pod_ready(name)
     given = [kubectl.wait("the log", partial(kubectl, "logs", name)).strip().split(",") for name in ("first", "second")]
     assert sorted(int(card) for cards in given for card in cards) == list(range(count))
+    with urllib.request.urlopen(f"http://{cluster.settings.network.node}:8082/metrics", timeout=10) as answer:
+        held = [line for line in answer.read().decode().splitlines() if line.startswith("container_npu_total_memory{")]
+    names = [line.split('pod_name="')[1].split('"')[0] for line in held if f'namespace="{kubectl.namespace}"' in line]
+    assert sorted(names) == ["first"] * (count - 2) + ["second"] * 2
     kubectl.apply(taking("third", 1))
     kubectl.wait(
         "the scheduler to say why", lambda: "Insufficient" in kubectl("get", "events", "--field-selector=involvedObject.name=third")

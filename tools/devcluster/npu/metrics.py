@@ -42,3 +42,10 @@ METRICS: dict[str, Metric] = {
         Metric("npu_chip_info_bandwidth_tx", "MB/s", 0),
     )
 }
+
+CONTAINER_METRICS: dict[str, str] = {
+    "container_npu_utilization": "npu_chip_info_utilization",
+    "container_npu_used_memory": "npu_chip_info_hbm_used_memory",
+    "container_npu_total_memory": "npu_chip_info_hbm_total_memory",
+}
+"""Metrics of cards that a container holds, to the card's metric that each repeats."""
