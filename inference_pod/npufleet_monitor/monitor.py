@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from npufleet_api.contract import ADMIN_PORT, ENGINE_PORT, METRICS_PATH, STATE_PATH, AdminState
+from npufleet_api.contract import ADMIN_PORT, ENGINE_PORT, METRICS_PATH, NPU_EXPORTER_URL_ENV, STATE_PATH, AdminState
 from npufleet_api.pool import Device
 from npufleet_api.report import Alert, DataState, MonitorReport
 from npufleet_monitor.alerts import Observation, conditions, raise_alerts
@@ -26,7 +26,6 @@ from npufleet_monitor.window import EngineWindow
 
 logger = logging.getLogger(__name__)
 
-NPU_EXPORTER_URL_ENV = "NPU_EXPORTER_URL"
 VISIBLE_DEVICES_ENV = "ASCEND_VISIBLE_DEVICES"
 SETTINGS_POLL_SECONDS = 1.0
 MAX_STATE_BYTES = 64 * 1024

@@ -22,6 +22,7 @@ class OperatorSettings(BaseModel):
     gateway_service_type: Annotated[str, Field(pattern="^(ClusterIP|NodePort|LoadBalancer)$")] = "ClusterIP"
     gateway_resources: Json[dict[str, Any]] = {}
     image_pull_secrets: tuple[str, ...] = ()
+    npu_exporter_url: Annotated[str, Field(max_length=512, pattern=r"^(https?://\S+)?$")] = ""
 
     def config(self) -> OperatorConfig:
         """As the planner takes them."""

@@ -124,6 +124,7 @@ def test_the_operator_is_started_as_its_command_line_expects(render: Callable[..
             "imagePullSecrets": ["pull-a", "pull-b"],
             "gateway": {"serviceType": "LoadBalancer", "resources": {"limits": {"memory": "2Gi"}, "requests": None}},
             "operator": {"logLevel": "debug", "logFormat": "text"},
+            "monitoring": {"npuExporterUrl": "http://$(HOST_IP):8082/metrics"},
         }
     )
     (container,) = operator_pod(objects)["containers"]
@@ -139,6 +140,7 @@ def test_the_operator_is_started_as_its_command_line_expects(render: Callable[..
         "NPUFLEET_IMAGE_PULL_SECRETS": "pull-a,pull-b",
         "NPUFLEET_GATEWAY_SERVICE_ACCOUNT": "npufleet-gateway",
         "NPUFLEET_GATEWAY_SERVICE_TYPE": "LoadBalancer",
+        "NPUFLEET_NPU_EXPORTER_URL": "http://$(HOST_IP):8082/metrics",
         "NPUFLEET_LOG_LEVEL": "debug",
         "NPUFLEET_LOG_FORMAT": "text",
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from npufleet_api.contract import MODEL_DIR
 from npufleet_api.model import AscendModelSpec, Dtype, EngineProfile, ResolvedEngine
@@ -25,6 +27,21 @@ PROFILES = {
 }
 
 
+SUFFIXES: dict[str, Fraction] = {
+    "": Fraction(1),
+    "m": Fraction(1, 1000),
+    **{name: Fraction(1000) ** (power + 1) for power, name in enumerate("kMGT")},
+    **{name: Fraction(1024) ** (power + 1) for power, name in enumerate(("Ki", "Mi", "Gi", "Ti"))},
+}
+MAX_CPU_THREADS = 1024
+
+
+def whole_cpus(quantity: str) -> int:
+    """A CPU quantity as whole CPUs, rounded up, at least 1: a pod that asked for half a CPU still needs a thread to compute on."""
+    number = quantity.rstrip("mkKMGTi")
+    return max(1, ceil(Fraction(number) * SUFFIXES[quantity[len(number) :]]))
+
+
 def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: InferencePoolSpec) -> EngineSettings:
     """The settings file of a model's engines."""
     engine = spec.engine
@@ -43,6 +60,7 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
         max_num_batched_tokens=engine.max_num_batched_tokens or defaults.max_num_batched_tokens,
         max_queued_requests=engine.max_queued_requests or 256,
         tensor_parallel=spec.parallelism.tensor,
+        cpu_threads=min(MAX_CPU_THREADS, whole_cpus(spec.resources.cpu)),
         shutdown=ShutdownSettings(drain_seconds=pool.rebalancing.drain_seconds),
     )
 

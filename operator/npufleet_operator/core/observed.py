@@ -146,6 +146,8 @@ class OperatorConfig:
     gateway_service_type: str = "ClusterIP"
     gateway_resources: Mapping[str, Any] = field(default_factory=dict)
     image_pull_secrets: tuple[str, ...] = ()
+    npu_exporter_url: str = ""
+    """Where monitors read the node's NPUs; $(HOST_IP) in it stands for the node's address. Empty: they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from npufleet_api.contract import (
     ENGINE_PORT,
     ENGINE_SETTINGS_FILE,
     HEALTH_PATH,
+    HOST_IP_ENV,
     MODEL_DIR,
     MONITOR_CONTAINER,
     MONITOR_DIR,
     MONITOR_PORT,
     MONITOR_SETTINGS_FILE,
+    NPU_EXPORTER_URL_ENV,
     POD_IP_ENV,
     POD_NAME_ENV,
     POD_NAMESPACE_ENV,
@@ -172,12 +174,20 @@ def _monitor(pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
         "image": pool.pod_template.images.monitor or config.control_image,
         "imagePullPolicy": config.image_pull_policy,
         "command": ["npufleet-monitor", "serve", "--settings", f"{MONITOR_DIR}/{MONITOR_SETTINGS_FILE}"],
-        "env": identity_env(),
+        "env": [*identity_env(), *_exporter_env(config)],
         "ports": [{"name": "monitor", "containerPort": MONITOR_PORT, "protocol": "TCP"}],
         "resources": MONITOR_RESOURCES,
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "monitor-settings", "mountPath": MONITOR_DIR, "readOnly": True}],
     }
+
+
+def _exporter_env(config: OperatorConfig) -> list[Manifest]:
+    """npu-exporter runs on every node: the kubelet puts the node's address in for $(HOST_IP)."""
+    if not config.npu_exporter_url:
+        return []
+    host = {"name": HOST_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+    return [host, {"name": NPU_EXPORTER_URL_ENV, "value": config.npu_exporter_url}]
 
 
 def identity_env() -> list[Any]:
