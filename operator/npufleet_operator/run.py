@@ -90,7 +90,8 @@ async def _prime(watchdog: Watchdog, stop: asyncio.Event) -> bool:
         except ApiError as error:
             logger.warning("waiting for the API server", extra={"error": str(error)})
             try:
-                await asyncio.wait_for(stop.wait(), PRIME_RETRY_SECONDS)
+                async with asyncio.timeout(PRIME_RETRY_SECONDS):
+                    await stop.wait()
             except TimeoutError:
                 continue
         else:

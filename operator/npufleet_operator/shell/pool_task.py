@@ -89,7 +89,8 @@ class PoolTask:
                 await asyncio.sleep(FIRST_RETRY_SECONDS)
             self.last_cycle = self._monotonic()
             try:
-                await asyncio.wait_for(self._woken.wait(), wait)
+                async with asyncio.timeout(wait):  # wait_for of Python 3.11 swallows a cancellation that comes with the wake-up
+                    await self._woken.wait()
                 await asyncio.sleep(SETTLE_SECONDS)
             except TimeoutError:
                 continue

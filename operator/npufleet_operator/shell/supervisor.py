@@ -25,6 +25,7 @@ class Supervisor:
         self._tasks: dict[str, tuple[PoolTask, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._pending: set[str] = set()
+        self._ending_since: float | None = None
         mirror.subscribe(self._on_change)
 
     def _on_change(self, pool: str) -> None:
@@ -68,9 +69,13 @@ class Supervisor:
         ended = [self._tasks.pop(name)[1] for name in names]
         for task in ended:
             task.cancel()
+        self._ending_since = self._monotonic()
         await asyncio.gather(*ended, return_exceptions=True)
+        self._ending_since = None
 
     def stuck(self) -> list[str]:
-        """Pools whose task has not finished a cycle for long."""
+        """Pools whose task has not finished a cycle for long; and the end of tasks, where that hangs."""
         now = self._monotonic()
-        return sorted(name for name, (pool, _) in self._tasks.items() if now - pool.last_cycle > STUCK_SECONDS)
+        hanging = sorted(name for name, (pool, _) in self._tasks.items() if now - pool.last_cycle > STUCK_SECONDS)
+        ending = self._ending_since is not None and now - self._ending_since > STUCK_SECONDS
+        return [*hanging, *(["that is being ended"] if ending else [])]

@@ -56,7 +56,8 @@ class Watchdog:
         """Until cancelled."""
         while True:
             try:
-                await asyncio.wait_for(self._relisted.wait(), INTERVAL_SECONDS)
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await self._relisted.wait()
                 await asyncio.sleep(RELISTED_SECONDS)
             except TimeoutError:
                 pass
