@@ -92,7 +92,8 @@ def test_changes_wake_the_pools_that_read_them(mirror: Mirror) -> None:
     assert woken.take() == [], "nothing that planning reads has changed"
     mirror.upsert(POD, pod(version=4, owner="", name="stranger", uid="s1"))
     assert woken.take() == ["prod"], "a foreign pod takes from the pool's resource"
-    node = {"metadata": {"name": "n", "uid": "n1", "resourceVersion": "5"}, "status": {"capacity": {"huawei.com/Ascend910": "8"}}}
+    capacity = {"huawei.com/Ascend910": "8"}
+    node: dict[str, Any] = {"metadata": {"name": "n", "uid": "n1", "resourceVersion": "5"}, "status": {"capacity": capacity}}
     mirror.upsert(NODE, node)
     assert woken.take() == [ALL_POOLS]
     mirror.upsert(NODE, {**node, "metadata": {**node["metadata"], "resourceVersion": "6"}})
