@@ -68,7 +68,7 @@ def test_a_kubeconfig_holds_everything_it_needs() -> None:
 def test_the_wrapper_respects_a_kubeconfig_of_the_users_own(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     tool = tmp_path / "tool"
-    tool.write_text('#!/bin/sh\necho "$KUBECONFIG|$KUBECACHEDIR|$*"\n')
+    tool.write_text('#!/bin/sh\necho "$KUBECONFIG|$KUBECACHEDIR|$NO_PROXY|$*"\n')
     tool.chmod(0o755)
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(files.wrapper(tool, layout))
@@ -76,8 +76,8 @@ def test_the_wrapper_respects_a_kubeconfig_of_the_users_own(tmp_path: Path) -> N
     def run(environment: dict[str, str]) -> str:
         return subprocess.run(["/bin/sh", wrapper, "a b", "c"], env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert run({}) == f"{layout.kubeconfig}|{tmp_path}/cache|a b c"
-    assert run({"KUBECONFIG": "/mine"}) == f"/mine|{tmp_path}/cache|a b c"
+    assert run({}) == f"{layout.kubeconfig}|{tmp_path}/cache|10.128.0.0/10|a b c"
+    assert run({"KUBECONFIG": "/mine", "NO_PROXY": "x"}) == f"/mine|{tmp_path}/cache|x,10.128.0.0/10|a b c"
 
 
 def test_each_component_comes_after_what_it_waits_for_and_no_secret_is_an_argument() -> None:

@@ -44,7 +44,7 @@ def namespaces_of(process_id: int) -> set[str]:
 class Traces:
     """How to recognise what belongs to one cluster, learned while it runs."""
 
-    name: str
+    group: str
     data_dir: Path
     link: str
     addresses: tuple[str, str]
@@ -57,7 +57,7 @@ class Traces:
         assert supervisor is not None
         own = namespaces_of(supervisor) - namespaces_of(os.getpid())
         assert len(own) == len(NAMESPACES)
-        return cls(cluster.name, cluster.data_dir, plan.host_link, (str(plan.pods), str(plan.services)), frozenset(own))
+        return cls(cluster.layout.group, cluster.data_dir, plan.host_link, (str(plan.pods), str(plan.services)), frozenset(own))
 
     def left(self) -> list[str]:
         """What is still there: processes, mounts, namespaces, links, routes, cgroups, files."""
@@ -70,7 +70,7 @@ class Traces:
                 spaces = namespaces_of(int(entry.name))
             except OSError:
                 continue
-            if f"devcluster-{self.name}" in group or str(self.data_dir).encode() in command or spaces & self.namespaces:
+            if f"devcluster-{self.group}" in group or str(self.data_dir).encode() in command or spaces & self.namespaces:
                 found.append(f"process {entry.name} {command!r}")
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [f"mount {line}" for line in mounts if str(self.data_dir) in line or any(space in line for space in self.namespaces)]
@@ -78,7 +78,7 @@ class Traces:
         routes = json.loads(output("ip", "-json", "-4", "route", "show", "table", "all"))
         found += [f"route {route}" for route in routes if route.get("dst") in self.addresses or route.get("dev") == self.link]
         for hierarchy in cgroups.hierarchies():
-            found += [f"cgroup {path}" for path in hierarchy.mount_point.glob(f"devcluster-{self.name}*")]
+            found += [f"cgroup {path}" for path in hierarchy.mount_point.glob(f"devcluster-{self.group}")]
         if self.data_dir.exists():
             found.append(f"data directory {self.data_dir}")
         return found
@@ -86,7 +86,9 @@ class Traces:
 
 def kill_everything(cluster: Cluster) -> None:
     """SIGKILL to every process of the cluster, containers and launcher included."""
-    for process_id in cgroups.processes(cluster.name):
+    everything = cgroups.processes(cluster.layout.group)
+    assert {process.pid for process in cluster.processes()} < everything
+    for process_id in everything:
         try:
             os.kill(process_id, signal.SIGKILL)
         except ProcessLookupError:
@@ -123,7 +125,7 @@ def test_two_clusters_do_not_collide_and_leave_nothing_even_after_kill_9_of_ever
 
     launcher = json.loads(second.layout.launcher.read_text())["pid"]
     os.kill(launcher, signal.SIGKILL)
-    wait_until("its processes to end with the launcher", lambda: not cgroups.processes(second.name))
+    wait_until("its processes to end with the launcher", lambda: not cgroups.processes(second.layout.group))
     assert devcluster.down(second.name)
     assert traces[1].left() == []
     assert firewall() == before
@@ -143,7 +145,7 @@ def test_up_resumes_what_was_killed_with_its_data_and_changes_nothing_when_all_i
     assert cluster.processes() == processes
 
     kill_everything(cluster)
-    wait_until("the processes to end", lambda: not cgroups.processes(name))
+    wait_until("the processes to end", lambda: not cgroups.processes(cluster.layout.group))
     with pytest.raises(NotRunningError, match=f"devcluster up --name {name}"):
         cluster.processes()
     again = devcluster.up(name)
@@ -154,7 +156,7 @@ def test_up_resumes_what_was_killed_with_its_data_and_changes_nothing_when_all_i
 
     assert devcluster.down(name, keep_data=True)
     assert cluster.data_dir.exists()
-    assert not cgroups.processes(name)
+    assert not cgroups.processes(cluster.layout.group)
     devcluster.up(name)
     assert client.get("configmap", "kept")["data"] == {"a": "b"}
 

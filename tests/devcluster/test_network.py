@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devcluster.errors import AddressInUseError
-from devcluster.network import MAX_CLUSTERS, Network, check_free, choose, parse_routes
+from devcluster.network import ALL_CLUSTERS, MAX_CLUSTERS, Network, check_free, choose, parse_routes
 
 ROUTES = (
     '[{"dst":"default","gateway":"192.0.2.1","dev":"eth0"},{"dst":"10.128.0.0/16","dev":"docker0"},'
@@ -20,6 +20,7 @@ ROUTES = (
 
 def test_no_two_clusters_share_an_address() -> None:
     ranges = [part for index in range(MAX_CLUSTERS) for part in (Network(index).pods, Network(index).services)]
+    assert all(part.subnet_of(ALL_CLUSTERS) for part in ranges)
     assert not [pair for pair in combinations(ranges, 2) if pair[0].overlaps(pair[1])]
 
 

@@ -46,3 +46,10 @@ def test_everything_but_the_lock_is_inside_the_data_directory() -> None:
     inside = [layout.config, layout.alive, layout.launcher, layout.control, layout.kubeconfig, layout.npu_state, layout.pki, layout.etc]
     assert all(path.is_relative_to(layout.root) for path in inside)
     assert not layout.lock.is_relative_to(layout.root), "it is held while the directory is deleted"
+
+
+def test_clusters_of_the_same_name_in_two_state_folders_have_cgroups_of_their_own() -> None:
+    one, other = Layout(Path("/a/devcluster/dev")), Layout(Path("/b/devcluster/dev"))
+    assert one.group != other.group
+    assert one.group == Layout(Path("/a/devcluster/dev")).group
+    assert one.group.startswith("dev-")

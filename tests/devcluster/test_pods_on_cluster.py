@@ -95,25 +95,19 @@ except socket.gaierror:
 
 
 def test_logs_exec_and_port_forward_reach_the_container(kubectl: Kubectl) -> None:
-    kubectl.apply(pod("p", [container("c", f"print('hello', flush=True); {FOREVER}")]))
+    kubectl.apply(pod("p", [container("c", f"print('hello', flush=True)\n{SERVER}")]))
     kubectl.wait_pod_ready("p")
     kubectl.wait("the log line", lambda: kubectl("logs", "p") == "hello\n")
     assert kubectl("exec", "p", "--", "python3", "-c", "print(6 * 7)") == "42\n"
     with pytest.raises(CommandError, match="status 7"):
         kubectl("exec", "p", "--", "python3", "-c", "raise SystemExit(7)")
-    # A port nobody listens on: the forwarding itself is established, which is what needs kubelet and certificates.
-    command = [
-        str(kubectl.cluster.kubectl),
-        f"--kubeconfig={kubectl.cluster.kubeconfig}",
-        "-n",
-        kubectl.namespace,
-        "port-forward",
-        "p",
-        ":8000",
-    ]
+    config = f"--kubeconfig={kubectl.cluster.kubeconfig}"
+    command = [str(kubectl.cluster.kubectl), config, f"--namespace={kubectl.namespace}", "port-forward", "p", ":8000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
         assert forward.stdout is not None
-        assert forward.stdout.readline().startswith("Forwarding from 127.0.0.1:")
+        address = forward.stdout.readline().split()[2]
+        with urllib.request.urlopen(f"http://{address}", timeout=10) as answer:
+            assert answer.read() == b"p"
         forward.terminate()
 
 

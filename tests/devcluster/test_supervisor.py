@@ -45,6 +45,7 @@ def component(name, *after):
     path = str(root / f"{name}.s")
     return Component(name, (sys.executable, "-c", serve, path), SocketProbe(path), after)
 wanted = [component("etcd"), component("kube-apiserver", "etcd"), Component("failing", ("/bin/false",), SocketProbe(str(root / "none.s")))]
+wanted.append(Component("missing", (str(root / "nothing"),), SocketProbe(str(root / "none.s"))))
 if sys.argv[2] == "stubborn":
     ignores = "trap '' TERM; touch $0; while :; do sleep 0.1; done"
     wanted.append(Component("stubborn", ("/bin/sh", "-c", ignores, str(root / "stubborn")), SocketProbe(str(root / "etcd.s"))))
@@ -109,7 +110,7 @@ def test_what_is_killed_comes_back_and_what_fails_is_tried_again(layout: Layout)
     after = processes(layout)["etcd"]
     assert after.pid != before.pid
     assert after.restarts == 1
-    until(lambda: processes(layout)["failing"].restarts >= 2)
+    until(lambda: all(processes(layout)[name].restarts >= 2 for name in ("failing", "missing")))
 
 
 def test_a_stopped_component_stays_down_until_it_is_started(layout: Layout) -> None:
@@ -121,6 +122,9 @@ def test_a_stopped_component_stays_down_until_it_is_started(layout: Layout) -> N
         ask(layout, Request(action="kill", component="kube-apiserver"))
     ask(layout, Request(action="start", component="kube-apiserver"))
     until(lambda: is_healthy(layout, "kube-apiserver"))
+    ask(layout, Request(action="restart", component="kube-apiserver"))
+    until(lambda: is_healthy(layout, "kube-apiserver"))
+    assert processes(layout)["kube-apiserver"].restarts == 0, "only what nobody asked for counts"
 
 
 @pytest.mark.slow
@@ -145,7 +149,7 @@ def test_orphans_are_reaped(layout: Layout) -> None:
 
 
 def test_unknown_components_and_nonsense_are_answered_not_fatal(layout: Layout) -> None:
-    with pytest.raises(ComponentError, match="no component 'x'; there are etcd, kube-apiserver, failing"):
+    with pytest.raises(ComponentError, match="no component 'x'; there are etcd, kube-apiserver, failing, missing"):
         ask(layout, Request(action="kill", component="x"))
     for nonsense in (b"\n", b"{}\n", b'{"action": "dance"}\n', b"x" * 100_000 + b"\n", b"\xff\xfe\n", b"[" * 3000 + b"\n"):
         with socket.socket(socket.AF_UNIX) as connection:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from devcluster.errors import BuildError, CommandError, UnsupportedMachineError
 from devcluster.paths import cache_home, state_home
+from devcluster.preflight import KIND
 from devcluster.run import run
 from devcluster.versions import Binary, Project
 
@@ -170,7 +171,7 @@ def ensure(project: Project, progress: Progress) -> dict[str, Path]:
             if shutil.which("go") is None:
                 raise UnsupportedMachineError(
                     f"{', '.join(b.name for b in missing)} not found, and there is no Go to build them: install Go 1.26,"
-                    " or point KUBEBUILDER_ASSETS or PATH to these binaries"
+                    f" or point KUBEBUILDER_ASSETS or PATH to these binaries\n\n{KIND}"
                 )
             partial = folder.with_name(f".{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)

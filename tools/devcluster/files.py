@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from devcluster.network import ALL_CLUSTERS
 from devcluster.paths import Layout
 from devcluster.settings import PAUSE_IMAGE, ClusterSettings
 
@@ -221,5 +222,6 @@ def wrapper(binary: Path, layout: Layout) -> str:
 #!/bin/sh
 export KUBECONFIG="${{KUBECONFIG:-{layout.kubeconfig}}}"
 export KUBECACHEDIR="{layout.root / "cache"}"
+export NO_PROXY="${{NO_PROXY:+$NO_PROXY,}}{ALL_CLUSTERS}"
 exec "{binary}" "$@"
 """

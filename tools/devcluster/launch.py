@@ -37,7 +37,11 @@ def main() -> None:
     layout = Layout(Path(sys.argv[1]))
     cgroups.enter(layout.group, os.getpid(), cgroups.hierarchies())
     identity = {"pid": os.getpid(), "start_time": start_time(os.getpid())}
-    layout.launcher.write_text(json.dumps(identity))
+    partial = layout.launcher.with_suffix(".new")
+    partial.write_text(json.dumps(identity))
+    partial.replace(layout.launcher)
+    for variable in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        del os.environ[variable]  # the components talk to each other only, and no proxy knows their addresses
     host_network = os.open("/proc/self/ns/net", os.O_RDONLY)
     os.set_inheritable(host_network, True)
     namespaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup")

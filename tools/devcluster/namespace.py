@@ -14,10 +14,8 @@ from devcluster.settings import ClusterSettings
 
 _SYSCTLS = {
     "net/ipv4/ip_forward": "1",
-    "net/ipv4/conf/all/route_localnet": "1",
     "net/bridge/bridge-nf-call-iptables": "1",
 }
-
 
 # Places that are constants of the kubelet and of the CNI library, to the folder of the data directory that stands for each.
 # Shared, one cluster's kubelet would delete what it takes for another's leftovers.

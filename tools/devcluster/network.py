@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from devcluster.errors import AddressInUseError
 from devcluster.run import run
 
+ALL_CLUSTERS = IPv4Network("10.128.0.0/10")
 MAX_CLUSTERS = 32
 _FIRST_SECOND_OCTET = 128  # 10.128.0.0 to 10.191.255.255: rarely used by home, office and Docker networks
 
@@ -95,7 +96,7 @@ def choose(taken: Iterable[int], routes: Iterable[tuple[IPv4Network, str]]) -> N
             obstacle = f"{clash[0]} is routed through {clash[1]}"
         elif index not in in_use and all(device != network.host_link for _, device in known_routes):
             return network
-    raise AddressInUseError(f"no free address range in 10.128.0.0/10: {obstacle}; bring another cluster down")
+    raise AddressInUseError(f"no free address range in {ALL_CLUSTERS}: {obstacle}; bring another cluster down")
 
 
 def check_free(network: Network, routes: Iterable[tuple[IPv4Network, str]]) -> None:

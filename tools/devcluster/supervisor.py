@@ -56,6 +56,7 @@ class Keeper:
         self._ready = asyncio.Event()
         self._backoff = Backoff()
         self._started = False
+        self._asked_to_end = False
 
     @property
     def pid(self) -> int | None:
@@ -80,21 +81,27 @@ class Keeper:
                 for prerequisite in self._prerequisites:
                     await prerequisite.wait_ready()
                 self._started = True
-            exited = self._spawn()
             started = time.monotonic()
-            watcher = asyncio.create_task(self._watch_ready())
             try:
-                status = await exited
-            finally:
-                watcher.cancel()
-                await asyncio.gather(watcher, return_exceptions=True)
+                exited = self._spawn()
+            except OSError as error:
+                status = str(error)  # its program is missing: perhaps only while it is being built anew
+            else:
+                watcher = asyncio.create_task(self._watch_ready())
+                try:
+                    status = str(await exited)
+                finally:
+                    watcher.cancel()
+                    await asyncio.gather(watcher, return_exceptions=True)
             self._process = None
             self._ready.clear()
-            if self._wanted.is_set():
-                self.restarts += 1
-                delay = self._backoff.after(time.monotonic() - started)
-                _LOG.warning("%s ended with status %s; restart in %.1f s", self.component.name, status, delay)
-                await asyncio.sleep(delay)
+            if self._asked_to_end:
+                self._asked_to_end = False
+                continue
+            self.restarts += 1
+            delay = self._backoff.after(time.monotonic() - started)
+            _LOG.warning("%s ended with status %s; restart in %.1f s", self.component.name, status, delay)
+            await asyncio.sleep(delay)
 
     def _spawn(self) -> asyncio.Future[int]:
         environment = {**os.environ, **self.component.env}
@@ -137,6 +144,7 @@ class Keeper:
         exited = self._exited
         if self._process is None or exited is None:
             return
+        self._asked_to_end = True
         self.signal(signal.SIGTERM)
         done, _ = await asyncio.wait({exited}, timeout=grace_seconds)
         if not done:
