@@ -39,6 +39,7 @@ ENGINE_SETTINGS_FILE = "engine.yaml"
 MONITOR_DIR = "/etc/npufleet-monitor"
 MONITOR_SETTINGS_FILE = "monitor.yaml"
 MODEL_DIR = "/models"
+KV_CACHE_DIR = "/tmp/kv-cache"  # noqa: S108 - the container's own emptyDir
 TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
 POD_NAME_ENV = "POD_NAME"

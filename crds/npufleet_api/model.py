@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -51,6 +51,29 @@ class Dtype(StrEnum):
     FLOAT32 = "Float32"
     BFLOAT16 = "BFloat16"
     FLOAT16 = "Float16"
+
+
+class BlockSize(IntEnum):
+    """Tokens of a KV block: what is shared, cached and counted."""
+
+    TOKENS_16 = 16
+    TOKENS_32 = 32
+    TOKENS_64 = 64
+    TOKENS_128 = 128
+
+
+class Preemption(StrEnum):
+    """Aggressive admits what fits now and lets newcomers take memory from running requests; Conservative admits only what can finish."""
+
+    AGGRESSIVE = "Aggressive"
+    CONSERVATIVE = "Conservative"
+
+
+class SchedulingPolicy(StrEnum):
+    """LatencyOptimised computes next tokens before prompts, ThroughputOptimised prompts first, so that batches are full."""
+
+    LATENCY_OPTIMISED = "LatencyOptimised"
+    THROUGHPUT_OPTIMISED = "ThroughputOptimised"
 
 
 class Rollout(StrEnum):
@@ -127,6 +150,52 @@ class EngineOverrides(ApiModel):
     max_queued_requests: int | None = spec_field(
         "Requests that may wait; beyond, clients get 429 with Retry-After.", Change.ROLLS, default=None, ge=1, le=100000
     )
+    block_size: BlockSize | None = spec_field("Tokens of a KV block.", Change.ROLLS, default=None)
+    chunked_prefill: bool | None = spec_field(
+        "Whether a prompt may be computed in parts, beside other requests' tokens. Off, only prompts longer than maxNumBatchedTokens are.",
+        Change.ROLLS,
+        default=None,
+    )
+    preemption: Preemption | None = spec_field(
+        "Aggressive: newcomers first, running requests may have to wait for memory. Conservative: only what can finish is admitted.",
+        Change.ROLLS,
+        default=None,
+    )
+    scheduling_policy: SchedulingPolicy | None = spec_field(
+        "LatencyOptimised computes next tokens first, ThroughputOptimised prompts first.", Change.ROLLS, default=None
+    )
+    starvation_steps: int | None = spec_field(
+        "Steps that a request may be overtaken for; then it goes before all others.", Change.ROLLS, default=None, ge=1, le=1000000
+    )
+    pipeline_depth: int | None = spec_field("Steps in flight at once.", Change.ROLLS, default=None, ge=1, le=4)
+    asynchronous_execution: bool | None = spec_field(
+        "Whether steps are prepared and answered while others compute; off, one step follows the other.", Change.ROLLS, default=None
+    )
+    continuous_memory: bool | None = spec_field(
+        "Whether a request's KV is laid out in adjacent memory where there is room.", Change.ROLLS, default=None
+    )
+    fusion_level: int | None = spec_field(
+        "How much is computed by one operation: 1 pairs of operators, 2 half layers, 3 whole layers.",
+        Change.ROLLS,
+        default=None,
+        ge=1,
+        le=3,
+    )
+    prefix_cache: bool | None = spec_field("Whether KV of equal beginnings of prompts is kept and shared.", Change.ROLLS, default=None)
+    host_cache_mi: int | None = spec_field(
+        "Host memory for KV that the device has no room for, in MiB; part of resources.memory.",
+        Change.ROLLS,
+        default=None,
+        ge=0,
+        le=4194304,
+    )
+    disk_cache_mi: int | None = spec_field(
+        "Disk for KV that host memory has no room for, in MiB; of the node's ephemeral storage. Needs hostCacheMi.",
+        Change.ROLLS,
+        default=None,
+        ge=0,
+        le=67108864,
+    )
 
 
 class Parallelism(ApiModel):
@@ -184,7 +253,17 @@ class AscendModelSpec(ApiModel):
             ),
         ),
     )
-    engine: EngineOverrides = spec_field("Engine settings.", Change.ROLLS, default=EngineOverrides())
+    engine: EngineOverrides = spec_field(
+        "Engine settings.",
+        Change.ROLLS,
+        default=EngineOverrides(),
+        json_schema_extra=validations(
+            cel(
+                "!has(self.diskCacheMi) || self.diskCacheMi == 0 || (has(self.hostCacheMi) && self.hostCacheMi > 0)",
+                "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither",
+            )
+        ),
+    )
     parallelism: Parallelism = spec_field("NPUs of one replica.", Change.ROLLS, default=Parallelism())
     resources: Resources = spec_field("CPU and memory of the engine container.", Change.ROLLS, default=Resources())
     slo: Slo | None = spec_field("What clients are promised.", Change.LIVE, default=None)
@@ -232,6 +311,11 @@ class ResolvedEngine(ApiModel):
     max_model_length: int | None = Field(default=None, ge=0, description="Unset: the model's own limit.")
     max_num_sequences: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
+    block_size: int | None = Field(default=None, ge=1)
+    chunked_prefill: bool | None = None
+    preemption: Preemption | None = None
+    scheduling_policy: SchedulingPolicy | None = None
+    pipeline_depth: int | None = Field(default=None, ge=1)
 
 
 class AscendModelStatus(ApiModel):

@@ -7,7 +7,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from npufleet_api.model import Dtype, EngineProfile
+from npufleet_api.contract import KV_CACHE_DIR
+from npufleet_api.model import BlockSize, Dtype, EngineProfile, Preemption, SchedulingPolicy
 from npufleet_api.pool import AlertThresholds, Device
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -40,6 +41,19 @@ class EngineSettings(SettingsModel):
     max_num_batched_tokens: int = Field(default=4096, ge=16, le=1048576)
     max_queued_requests: int = Field(default=256, ge=1, le=100000)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, le=1024**3)
+    block_size: BlockSize = Field(default=BlockSize.TOKENS_32, description="Tokens of a KV block.")
+    chunked_prefill: bool = Field(default=True, description="Prompts may be computed in parts; off, only those longer than a step are.")
+    preemption: Preemption = Preemption.AGGRESSIVE
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.LATENCY_OPTIMISED
+    starvation_steps: int = Field(default=256, ge=1, le=1000000, description="Steps after which a waiting request goes before all others.")
+    pipeline_depth: int = Field(default=2, ge=1, le=4, description="Steps in flight at once.")
+    asynchronous_execution: bool = Field(default=True, description="Off, one step follows the other whatever pipelineDepth says.")
+    continuous_memory: bool = Field(default=True, description="A request's KV lies in adjacent memory where there is room.")
+    fusion_level: int = Field(default=2, ge=1, le=3, description="1 pairs of operators, 2 half layers, 3 whole layers.")
+    prefix_cache: bool = Field(default=True, description="KV of equal beginnings of prompts is kept and shared.")
+    host_cache_mi: int = Field(default=0, ge=0, le=4194304, description="MiB of host memory for KV that left the device.")
+    disk_cache_mi: int = Field(default=0, ge=0, le=67108864, description="MiB of disk for KV that left the host's memory.")
+    disk_cache_path: Name = Field(default=KV_CACHE_DIR, description="Directory of KV on disk; emptied at start.")
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     cpu_threads: int | None = Field(default=None, ge=1, le=1024, description="Compute threads; unset is the container's CPU limit.")
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -49,6 +63,12 @@ class EngineSettings(SettingsModel):
     def _names_differ(self) -> Self:
         if self.served_name in self.aliases:
             raise ValueError(f"aliases repeats servedName {self.served_name!r}: remove it there")
+        return self
+
+    @model_validator(mode="after")
+    def _disk_is_behind_memory(self) -> Self:
+        if self.disk_cache_mi and not self.host_cache_mi:
+            raise ValueError(f"diskCacheMi: {self.disk_cache_mi} needs hostCacheMi, through which KV reaches the disk: set it too")
         return self
 
 

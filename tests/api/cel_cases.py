@@ -235,6 +235,18 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.engine.maxNumSequences", "spec.engine.maxNumSequences", 64, 1, 4096),
     Field("spec.engine.maxNumBatchedTokens", "spec.engine.maxNumBatchedTokens", 4096, 16, 1048576),
     Field("spec.engine.maxQueuedRequests", "spec.engine.maxQueuedRequests", 256, 1, 100000),
+    Field("spec.engine.blockSize", "spec.engine.blockSize", 64, wrong=48),
+    Field("spec.engine.chunkedPrefill", "spec.engine.chunkedPrefill", False),
+    Field("spec.engine.preemption", "spec.engine.preemption", "Conservative", wrong="Never"),
+    Field("spec.engine.schedulingPolicy", "spec.engine.schedulingPolicy", "ThroughputOptimised", wrong="Fair"),
+    Field("spec.engine.starvationSteps", "spec.engine.starvationSteps", 64, 1, 1000000),
+    Field("spec.engine.pipelineDepth", "spec.engine.pipelineDepth", 2, 1, 4),
+    Field("spec.engine.asynchronousExecution", "spec.engine.asynchronousExecution", False),
+    Field("spec.engine.continuousMemory", "spec.engine.continuousMemory", False),
+    Field("spec.engine.fusionLevel", "spec.engine.fusionLevel", 2, 1, 3),
+    Field("spec.engine.prefixCache", "spec.engine.prefixCache", False),
+    Field("spec.engine.hostCacheMi", "spec.engine.hostCacheMi", 512, 0, 4194304),
+    Field("spec.engine.diskCacheMi", "spec.engine", 512, 0, 67108864, wrap={"hostCacheMi": 64, "diskCacheMi": VALUE}),
     Field("spec.parallelism.tensor", "spec.parallelism.tensor", 4, 1, 64),
     Field("spec.parallelism.pipeline", "spec.parallelism.pipeline", 2, 1, 64),
     Field("spec.resources.cpu", "spec.resources.cpu", "500m", 1, 32, wrong="much"),
@@ -356,6 +368,9 @@ ENUMS = {
     "spec.runtime.name",
     "spec.engine.profile",
     "spec.engine.dtype",
+    "spec.engine.blockSize",
+    "spec.engine.preemption",
+    "spec.engine.schedulingPolicy",
     "spec.rollout",
 }
 
@@ -380,6 +395,7 @@ DOTS = "model.uri has a .. in its path: write the path from the volume's root wi
 IMAGE = "runtime.image is only for VLLMAscend: remove it, or set runtime.name to VLLMAscend"
 ARGS = "runtime.args is only for VLLMAscend: remove it and use the fields of engine, or set runtime.name to VLLMAscend"
 REPLICAS = "scaling.minReplicas is above scaling.maxReplicas: lower minReplicas or raise maxReplicas"
+DISK = "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither"
 
 CEL_CASES: list[Case] = [
     Case("npupools spec.classes equal bounds accepted", _classes({"minPercent": 40, "maxPercent": 40}), None),
@@ -426,6 +442,12 @@ CEL_CASES: list[Case] = [
     Case("ascendmodels spec.runtime args accepted", _model("spec.runtime", {**_VLLM, "args": ["--seed=1"]}), None),
     Case("ascendmodels spec.runtime no args accepted", _model("spec.runtime", {"name": "Native", "args": []}), None),
     Case("ascendmodels spec.runtime args refused", _model("spec.runtime", {"name": "Native", "args": ["--seed=1"]}), ARGS),
+    Case(
+        "ascendmodels spec.engine disk cache behind host cache accepted", _model("spec.engine", {"hostCacheMi": 1, "diskCacheMi": 1}), None
+    ),
+    Case("ascendmodels spec.engine no disk cache accepted", _model("spec.engine", {"hostCacheMi": 0, "diskCacheMi": 0}), None),
+    Case("ascendmodels spec.engine disk cache alone refused", _model("spec.engine", {"diskCacheMi": 1}), DISK),
+    Case("ascendmodels spec.engine disk cache behind none refused", _model("spec.engine", {"hostCacheMi": 0, "diskCacheMi": 1}), DISK),
     Case("ascendmodels spec.scaling equal bounds accepted", _model("spec.scaling", {"minReplicas": 3, "maxReplicas": 3}), None),
     Case("ascendmodels spec.scaling min alone accepted", _model("spec.scaling", {"minReplicas": 3}), None),
     Case("ascendmodels spec.scaling zero accepted", _model("spec.scaling", {"minReplicas": 0, "maxReplicas": 1}), None),

@@ -54,7 +54,7 @@ def test_every_number_list_text_and_map_is_bounded(name: str) -> None:
 def _is_bounded(node: dict[str, Any]) -> bool:
     match node["type"]:
         case "integer" | "number":
-            return "minimum" in node and "maximum" in node
+            return ("minimum" in node and "maximum" in node) or "enum" in node
         case "string":
             return "maxLength" in node or "enum" in node
         case "array":

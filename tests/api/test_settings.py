@@ -56,6 +56,13 @@ def test_the_default_device_is_the_npu() -> None:
         ({"maxNumBatchedTokens": 2**21}, "maxNumBatchedTokens"),
         ({"maxQueuedRequests": "many"}, "maxQueuedRequests"),
         ({"tensorParallel": 65}, "tensorParallel"),
+        ({"blockSize": 48}, "blockSize"),
+        ({"preemption": "Never"}, "preemption"),
+        ({"schedulingPolicy": "Fair"}, "schedulingPolicy"),
+        ({"starvationSteps": 0}, "starvationSteps"),
+        ({"pipelineDepth": 5}, "pipelineDepth"),
+        ({"fusionLevel": 0}, "fusionLevel"),
+        ({"hostCacheMi": -1}, "hostCacheMi"),
         ({"seed": -1}, "seed"),
         ({"shutdown": {"acceptSeconds": 61}}, "shutdown.acceptSeconds"),
         ({"shutdown": {"drainSeconds": float("nan")}}, "shutdown.drainSeconds"),
@@ -72,6 +79,11 @@ def test_a_bad_engine_setting_is_refused_by_name(change: dict[str, Any], field: 
 def test_an_alias_that_repeats_the_served_name_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValidationError, match="aliases repeats servedName 'qwen': remove it there"):
         EngineSettings.model_validate({**ENGINE, "aliases": ["qwen"]})
+
+
+def test_a_disk_cache_without_host_cache_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValidationError, match=r"diskCacheMi: 100 needs hostCacheMi, .*: set it too"):
+        EngineSettings.model_validate({**ENGINE, "diskCacheMi": 100})
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from npufleet_api.model import EngineProfile
-from npufleet_operator.core.engine_settings import PROFILES, engine_settings, whole_cpus
+from npufleet_api.model import EngineOverrides, EngineProfile
+from npufleet_operator.core.engine_settings import engine_settings, resolved, whole_cpus
 from support.fleet import model_spec, pool_spec
 
 
@@ -22,12 +22,70 @@ def test_every_quantity_that_the_schema_takes_gives_settings(quantity: str) -> N
     assert settings.cpu_threads is not None
 
 
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("HighConcurrencyChat", (8192, 128, 16, True, 2, 2, "Aggressive", "LatencyOptimised")),
+        ("BatchDocumentProcessing", (65536, 32, 64, False, 3, 4, "Conservative", "ThroughputOptimised")),
+        ("Balanced", (16384, 64, 32, True, 2, 3, "Aggressive", "LatencyOptimised")),
+    ],
+)
+def test_each_profile_stands_for_its_settings(profile: str, expected: tuple[object, ...]) -> None:
+    settings = engine_settings("team", "tiny", model_spec(engine={"profile": profile}), pool_spec())
+    assert expected == (
+        settings.max_num_batched_tokens,
+        settings.max_num_sequences,
+        settings.block_size,
+        settings.chunked_prefill,
+        settings.fusion_level,
+        settings.pipeline_depth,
+        settings.preemption,
+        settings.scheduling_policy,
+    )
+    assert (settings.continuous_memory, settings.asynchronous_execution, settings.prefix_cache) == (True, True, True)
+
+
+OVERRIDES: dict[str, object] = {
+    "maxNumSequences": 3,
+    "maxNumBatchedTokens": 77,
+    "maxQueuedRequests": 9,
+    "maxModelLength": 555,
+    "blockSize": 128,
+    "chunkedPrefill": False,
+    "preemption": "Conservative",
+    "schedulingPolicy": "ThroughputOptimised",
+    "starvationSteps": 11,
+    "pipelineDepth": 1,
+    "asynchronousExecution": False,
+    "continuousMemory": False,
+    "fusionLevel": 1,
+    "prefixCache": False,
+    "hostCacheMi": 64,
+    "dtype": "Float32",
+}
+
+
 @pytest.mark.parametrize("profile", list(EngineProfile))
-def test_overrides_win_over_the_profile(profile: EngineProfile) -> None:
+@pytest.mark.parametrize("field", OVERRIDES)
+def test_an_override_wins_over_the_profile_and_leaves_the_rest(profile: EngineProfile, field: str) -> None:
     plain = engine_settings("team", "tiny", model_spec(engine={"profile": profile}), pool_spec())
-    assert plain.max_num_sequences == PROFILES[profile].max_num_sequences
-    own = engine_settings("team", "tiny", model_spec(engine={"profile": profile, "maxNumSequences": 3}), pool_spec())
-    assert (own.max_num_sequences, own.max_num_batched_tokens) == (3, PROFILES[profile].max_num_batched_tokens)
+    own = engine_settings("team", "tiny", model_spec(engine={"profile": profile, field: OVERRIDES[field]}), pool_spec())
+    assert own.model_dump(mode="json", by_alias=True) == {**plain.model_dump(mode="json", by_alias=True), field: OVERRIDES[field]}
+
+
+def test_every_override_is_tried() -> None:
+    names = {field.alias for field in EngineOverrides.model_fields.values()}
+    assert names == {*OVERRIDES, "profile", "diskCacheMi"}
+
+
+def test_the_disk_cache_comes_with_the_host_cache() -> None:
+    settings = engine_settings("team", "tiny", model_spec(engine={"hostCacheMi": 64, "diskCacheMi": 640}), pool_spec())
+    assert (settings.host_cache_mi, settings.disk_cache_mi) == (64, 640)
+
+
+def test_status_shows_the_depth_that_runs() -> None:
+    settings = engine_settings("team", "tiny", model_spec(engine={"pipelineDepth": 4, "asynchronousExecution": False}), pool_spec())
+    assert resolved(settings).pipeline_depth == 1
 
 
 def test_clients_may_use_both_names() -> None:

@@ -102,13 +102,13 @@ def test_fields_without_effect_are_named() -> None:
         replicas=None,  # type: ignore[arg-type]
         slo={"ttftMilliseconds": 500},
         scaling={"minReplicas": 1, "maxReplicas": 4},
-        engine={"profile": "HighConcurrencyChat"},
+        engine={"profile": "HighConcurrencyChat", "fusionLevel": 3},
     )
     fleet.add_model("tiny", spec)
     fleet.step()
     status, reason, message = fleet.condition("tiny", "NotYetEffective")
     assert (status, reason) == ("True", Reason.FIELDS_NOT_YET_EFFECTIVE)
-    for field in ("slo", "scaling.maxReplicas", "engine.profile"):
+    for field in ("slo", "scaling.maxReplicas", "engine.profile", "engine.fusionLevel"):
         assert field in message
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic.alias_generators import to_camel
+
 from npufleet_api.conditions import Reason
 from npufleet_api.model import AscendModelSpec, EngineProfile, RuntimeName
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
@@ -104,6 +106,18 @@ def _zero_implemented(a: Application) -> Refusal | None:
     )
 
 
+def _disk_cache_behind_memory(a: Application) -> Refusal | None:
+    # The CRD's rule says it first; settings that the engine would refuse must not reach it from an older CRD either.
+    engine = a.spec.engine
+    if not engine.disk_cache_mi or engine.host_cache_mi:
+        return None
+    return Refusal(
+        Reason.SPEC_REFUSED,
+        f"spec.engine.diskCacheMi: {engine.disk_cache_mi} needs spec.engine.hostCacheMi, through which KV reaches the disk; "
+        "set both or neither",
+    )
+
+
 def _engine_image(a: Application) -> Refusal | None:
     if a.pool.pod_template.images.engine or a.config.engine_image:
         return None
@@ -120,6 +134,7 @@ CHECKS: tuple[Check, ...] = (
     _parallelism_implemented,
     _source_implemented,
     _zero_implemented,
+    _disk_cache_behind_memory,
     _engine_image,
 )
 
@@ -150,6 +165,22 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
     return keepers
 
 
+ENGINE_FIELDS_WITHOUT_EFFECT = (
+    "block_size",
+    "chunked_prefill",
+    "preemption",
+    "scheduling_policy",
+    "starvation_steps",
+    "pipeline_depth",
+    "asynchronous_execution",
+    "continuous_memory",
+    "fusion_level",
+    "prefix_cache",
+    "host_cache_mi",
+    "disk_cache_mi",
+)
+
+
 def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
     """Fields that are set and that this release stores, but does not act on."""
     fields = []
@@ -159,6 +190,7 @@ def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
         fields.append("scaling.maxReplicas (elastic scaling; minReplicas are kept)")
     if spec.engine.profile is not EngineProfile.BALANCED:
         fields.append("engine.profile (only its batch sizes are used)")
+    fields += [f"engine.{to_camel(name)} (not used yet)" for name in ENGINE_FIELDS_WITHOUT_EFFECT if name in spec.engine.model_fields_set]
     if spec.model.revision is not None:
         fields.append("model.revision (a volume has no revisions)")
     if spec.model.secret_ref is not None:

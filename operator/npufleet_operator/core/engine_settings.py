@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from math import ceil
 
 from npufleet_api.contract import MODEL_DIR
-from npufleet_api.model import AscendModelSpec, Dtype, EngineProfile, ResolvedEngine
+from npufleet_api.model import AscendModelSpec, BlockSize, Dtype, EngineProfile, Preemption, ResolvedEngine, SchedulingPolicy
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import EngineSettings, ShutdownSettings
 
@@ -18,13 +18,58 @@ class ProfileDefaults:
 
     max_num_sequences: int
     max_num_batched_tokens: int
+    block_size: BlockSize
+    chunked_prefill: bool
+    fusion_level: int
+    pipeline_depth: int
+    preemption: Preemption
+    scheduling_policy: SchedulingPolicy
 
 
 PROFILES = {
-    EngineProfile.HIGH_CONCURRENCY_CHAT: ProfileDefaults(max_num_sequences=128, max_num_batched_tokens=8192),
-    EngineProfile.BATCH_DOCUMENT_PROCESSING: ProfileDefaults(max_num_sequences=32, max_num_batched_tokens=65536),
-    EngineProfile.BALANCED: ProfileDefaults(max_num_sequences=64, max_num_batched_tokens=16384),
+    EngineProfile.HIGH_CONCURRENCY_CHAT: ProfileDefaults(
+        max_num_sequences=128,
+        max_num_batched_tokens=8192,
+        block_size=BlockSize.TOKENS_16,
+        chunked_prefill=True,
+        fusion_level=2,
+        pipeline_depth=2,
+        preemption=Preemption.AGGRESSIVE,
+        scheduling_policy=SchedulingPolicy.LATENCY_OPTIMISED,
+    ),
+    EngineProfile.BATCH_DOCUMENT_PROCESSING: ProfileDefaults(
+        max_num_sequences=32,
+        max_num_batched_tokens=65536,
+        block_size=BlockSize.TOKENS_64,
+        chunked_prefill=False,
+        fusion_level=3,
+        pipeline_depth=4,
+        preemption=Preemption.CONSERVATIVE,
+        scheduling_policy=SchedulingPolicy.THROUGHPUT_OPTIMISED,
+    ),
+    EngineProfile.BALANCED: ProfileDefaults(
+        max_num_sequences=64,
+        max_num_batched_tokens=16384,
+        block_size=BlockSize.TOKENS_32,
+        chunked_prefill=True,
+        fusion_level=2,
+        pipeline_depth=3,
+        preemption=Preemption.AGGRESSIVE,
+        scheduling_policy=SchedulingPolicy.LATENCY_OPTIMISED,
+    ),
 }
+"""Chat serves many short requests, documents few long ones; Balanced lies between. Continuous memory and
+asynchronous execution are on in each."""
+
+OPTIONAL_OVERRIDES = (
+    "starvation_steps",
+    "asynchronous_execution",
+    "continuous_memory",
+    "prefix_cache",
+    "host_cache_mi",
+    "disk_cache_mi",
+)
+"""Overrides whose default is that of EngineSettings, whatever the profile."""
 
 
 SUFFIXES: dict[str, Fraction] = {
@@ -45,7 +90,8 @@ def whole_cpus(quantity: str) -> int:
 def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: InferencePoolSpec) -> EngineSettings:
     """The settings file of a model's engines."""
     engine = spec.engine
-    defaults = PROFILES[engine.profile]
+    profile = {f.name: getattr(PROFILES[engine.profile], f.name) for f in fields(ProfileDefaults)}
+    asked = {name: value for name in (*profile, *OPTIONAL_OVERRIDES) if (value := getattr(engine, name)) is not None}
     served = spec.model.served_name or name
     qualified = f"{namespace}/{name}"
     return EngineSettings(
@@ -56,12 +102,11 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
         profile=engine.profile,
         dtype=engine.dtype or Dtype.AUTO,
         max_model_length=engine.max_model_length,
-        max_num_sequences=engine.max_num_sequences or defaults.max_num_sequences,
-        max_num_batched_tokens=engine.max_num_batched_tokens or defaults.max_num_batched_tokens,
         max_queued_requests=engine.max_queued_requests or 256,
         tensor_parallel=spec.parallelism.tensor,
         cpu_threads=min(MAX_CPU_THREADS, whole_cpus(spec.resources.cpu)),
         shutdown=ShutdownSettings(drain_seconds=pool.rebalancing.drain_seconds),
+        **{**profile, **asked},
     )
 
 
@@ -74,4 +119,9 @@ def resolved(settings: EngineSettings) -> ResolvedEngine:
         max_model_length=settings.max_model_length,
         max_num_sequences=settings.max_num_sequences,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+        chunked_prefill=settings.chunked_prefill,
+        preemption=settings.preemption,
+        scheduling_policy=settings.scheduling_policy,
+        pipeline_depth=settings.pipeline_depth if settings.asynchronous_execution else 1,
     )
