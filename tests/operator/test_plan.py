@@ -238,6 +238,36 @@ def test_a_cordoned_node_is_left_after_the_replacement_serves() -> None:
     assert [pod.node != home for pod in fleet.of("tiny")] == [True]
 
 
+def test_replicas_on_a_cordoned_node_stay_while_no_other_node_has_room() -> None:
+    fleet = Fleet()
+    fleet.add_model("tiny", model_spec(replicas=3))
+    fleet.settle()
+    before = {pod.uid for pod in fleet.of("tiny")}
+    fleet.nodes["node-0"] = replace(fleet.nodes["node-0"], schedulable=False)
+    for _ in range(10):
+        plan = fleet.step()
+        assert not plan.drains
+        assert not plan.deletes
+    assert fleet.condition("tiny", "RolledOut")[1] == Reason.WAITING_FOR_SPARE
+    fleet.nodes["node-0"] = replace(fleet.nodes["node-0"], schedulable=True)
+    fleet.settle()
+    assert {pod.uid for pod in fleet.of("tiny")} == before
+
+
+def test_a_cordoned_node_is_left_one_by_one_where_only_the_ceiling_is_in_the_way() -> None:
+    fleet = Fleet(nodes={"node-0": node("node-0", 4)})
+    fleet.add_model("tiny", model_spec(replicas=4))
+    fleet.settle()
+    assert len(fleet.of("tiny")) == 2, "half of four"
+    fleet.add_model("tiny", model_spec(replicas=2))
+    fleet.nodes["node-0"] = replace(fleet.nodes["node-0"], schedulable=False)
+    fleet.nodes["node-1"] = node("node-1", 1)
+    for _ in range(60):
+        fleet.step()
+        assert any(pod.engine_ready for pod in fleet.of("tiny"))
+    assert sorted(pod.node for pod in fleet.of("tiny")) == ["node-0", "node-1"]
+
+
 def test_a_failed_pod_is_removed_and_replaced_under_another_name() -> None:
     fleet = served()
     pod = fleet.of("tiny")[0]

@@ -41,6 +41,8 @@ class Grant:
 
     missing: int = 0
     surge: int = 0
+    surge_has_room: bool = False
+    """A surge would have its place on a node: only the ceiling is in the way."""
     by_ceiling: bool = False
     by_room: bool = False
 
@@ -51,6 +53,7 @@ def allocate(wants: Sequence[Want], accounts: Mapping[str, ClassAccount], room: 
     granted: dict[ModelKey, list[int]] = {want.model: [0, 0] for want in wants}
     by_ceiling: set[ModelKey] = set()
     by_room: set[ModelKey] = set()
+    has_room: set[ModelKey] = set()
 
     def give(want: Want, limit: int, part: int) -> bool:
         if charged[want.workload_class] + want.npus > limit:
@@ -75,11 +78,13 @@ def allocate(wants: Sequence[Want], accounts: Mapping[str, ClassAccount], room: 
                     by_ceiling.add(want.model)
     for want in sorted(wants, key=lambda w: (-accounts[w.workload_class].priority, w.created, w.model)):
         for _ in range(want.surge):
-            give(want, accounts[want.workload_class].ceiling, 1)
+            if not give(want, accounts[want.workload_class].ceiling, 1) and room.fits(want.npus):
+                has_room.add(want.model)
     return {
         want.model: Grant(
             missing=granted[want.model][0],
             surge=granted[want.model][1],
+            surge_has_room=want.model in has_room,
             by_ceiling=want.model in by_ceiling,
             by_room=want.model in by_room and granted[want.model][0] < want.missing,
         )

@@ -73,7 +73,7 @@ def decide(proposal: ModelPlan, grant: Grant, short: Refusal | None, taken: set[
     todo = proposal.steps
     waits = False
     if todo.surge and not grant.surge:
-        swap = replace_in_place(proposal.situation)
+        swap = replace_in_place(proposal.situation, room_elsewhere=grant.surge_has_room)
         waits = not (swap.drains or swap.deletes)
         todo = replace(todo, drains=todo.drains + swap.drains, deletes=todo.deletes + swap.deletes)
     creates = []

@@ -129,11 +129,16 @@ def wind_down(s: Situation, spared: frozenset[str] = frozenset()) -> Steps:
     return Steps(drains=tuple(drains), deletes=tuple(deletes))
 
 
-def replace_in_place(s: Situation) -> Steps:
-    """Without spare NPUs, one outdated replica goes first: never the only one that serves, and one at a time."""
+def replace_in_place(s: Situation, *, room_elsewhere: bool = False) -> Steps:
+    """Without spare NPUs, one outdated replica goes first: never the only one that serves, and one at a time.
+
+    One that serves on a cordoned node frees nothing that a successor could take, so it stays, unless there is `room_elsewhere` and only
+    the class's ceiling keeps the successor waiting.
+    """
     if s.replicas.leaving or any(not pod.engine_ready for pod in s.replicas.current):
         return Steps()
-    candidates = sorted(s.replicas.outdated, key=lambda pod: _victim_order(s, pod))
+    useful = [pod for pod in s.replicas.outdated if room_elsewhere or not pod.engine_ready or not _node_lost(pod, s.nodes)]
+    candidates = sorted(useful, key=lambda pod: _victim_order(s, pod))
     if not candidates or (candidates[0].engine_ready and s.replicas.ready < 2):
         return Steps()
     drains: list[DrainPod] = []
