@@ -85,10 +85,12 @@ def ask(layout: Layout, request: Request, timeout_seconds: float = 30.0) -> Answ
         raise ComponentError(f"the supervisor of {name!r} did not answer within {timeout_seconds} s") from error
     finally:
         os.close(directory)
+    if not received:
+        raise NotRunningError(f"cluster {name!r} ended before it answered {request.action}; start it with `devcluster up --name {name}`")
     try:
         reply = Reply.model_validate_json(bytes(received))
     except ValidationError as error:
-        raise ComponentError(f"the supervisor of {name!r} died before it answered {request.action}") from error
+        raise ComponentError(f"the supervisor of {name!r} answers {request.action} with what is no reply: {error}") from error
     if reply.error:
         raise ComponentError(reply.error)
     return Answer(reply, struct.unpack("3i", credentials)[0])
