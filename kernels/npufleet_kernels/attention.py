@@ -1,44 +1,142 @@
-"""Causal attention over a batch of sequences, each with its own keys and values."""
+"""Attention over a batch of sequences, each with its own keys and values.
+
+Every variant has the signature and the meaning of `reference`; they differ in how much memory the scores of a long sequence take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 QUERY_BLOCK_TOKENS = 256
 """Queries scored at once: scores take H · 256 · L elements whatever the prompt's length."""
+KEY_BLOCK_TOKENS = 1024
+"""Keys scored at once where attention is blocked: scores take H · 256 · 1024 elements whatever the sequence's length."""
 
 
-def reference(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float) -> Tensor:
+def reference(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
+) -> Tensor:
     """Scaled dot-product attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).
 
-    query: (T, H, D), the sequences' new tokens end to end. keys, values: one (K, L, D) per sequence, whose last
-    `query_lengths[i]` positions belong to the new tokens; a token sees itself and what precedes it. H is a multiple of K.
-    scale: factor of the scores, usually D ** -0.5. Returns (T, H, D) in query's dtype; the softmax is taken in float32.
+    query: (T, H, D), the sequences' new tokens end to end. keys, values: one (K, L, D) per sequence, of any strides, whose last
+    `query_lengths[i]` positions belong to the new tokens; a token sees itself and what precedes it, or all of its sequence where
+    `causal` is False. H is a multiple of K. scale: factor of the scores, usually D ** -0.5. Returns (T, H, D) in query's dtype;
+    the softmax is taken in float32.
     """
+    return _by_query_block(_attend, query, keys, values, query_lengths, scale, causal)
+
+
+def blocked(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
+) -> Tensor:
+    """`reference`, blocked over keys too, with a running softmax (Milakov & Gimelshein 2018, arXiv:1805.02867).
+
+    Its scratch memory is the same for every length. Sums are kept in float32.
+    """
+    return _by_query_block(_attend_blocked, query, keys, values, query_lengths, scale, causal)
+
+
+def cpu(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
+) -> Tensor:
+    """`reference` through torch's fused attention, which on a CPU is blocked over keys.
+
+    Its scratch memory is a mask of 256 · L elements for a chunk of a prompt, and none for a single token.
+    """
+    return _by_query_block(_attend_fused, query, keys, values, query_lengths, scale, causal)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
+
+
+def _by_query_block(
+    attend: Attend,
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    query_lengths: Sequence[int],
+    scale: float,
+    causal: bool,
+) -> Tensor:
     output = torch.empty_like(query)
     start = 0
     for key, value, length in zip(keys, values, query_lengths, strict=True):
         for offset in range(0, length, QUERY_BLOCK_TOKENS):
             count = min(QUERY_BLOCK_TOKENS, length - offset)
-            visible = key.shape[1] - length + offset + count
+            visible = key.shape[1] - length + offset + count if causal else key.shape[1]
             rows = slice(start + offset, start + offset + count)
-            output[rows] = _attend(query[rows], key[:, :visible], value[:, :visible], scale)
+            output[rows] = attend(query[rows], key[:, :visible], value[:, :visible], scale, causal)
         start += length
     return output
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
     """Attention of the last `n` positions of one sequence. query: (n, H, D); key, value: (K, L, D)."""
-    count, heads, size = query.shape
-    kv_heads, length, _ = key.shape
-    group = heads // kv_heads
-    grouped = query.view(count, kv_heads, group, size).permute(1, 2, 0, 3).reshape(kv_heads, group * count, size)
+    grouped = _group(query, key.shape[0])
     scores = torch.matmul(grouped, key.transpose(1, 2)).to(torch.float32) * scale
-    if count > 1:
-        hidden = torch.ones(count, length, dtype=torch.bool, device=query.device).triu(length - count + 1)
-        scores = scores.view(kv_heads, group, count, length).masked_fill(hidden, float("-inf")).view(kv_heads, group * count, length)
+    if causal and query.shape[0] > 1:
+        _hide(scores, query.shape[0], key.shape[1], 0)
     mixed = torch.matmul(torch.softmax(scores, dim=-1).to(query.dtype), value)
-    return mixed.view(kv_heads, group, count, size).permute(2, 0, 1, 3).reshape(count, heads, size)
+    return _ungroup(mixed, query.shape[0])
+
+
+def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
+    """As `_attend`, one block of keys after the other."""
+    count, length = query.shape[0], key.shape[1]
+    grouped = _group(query, key.shape[0])
+    kv_heads, rows, size = grouped.shape
+    largest = torch.full((kv_heads, rows, 1), float("-inf"), dtype=torch.float32, device=query.device)
+    total = torch.zeros_like(largest)
+    mixed = torch.zeros((kv_heads, rows, size), dtype=torch.float32, device=query.device)
+    for start in range(0, length, KEY_BLOCK_TOKENS):
+        end = min(start + KEY_BLOCK_TOKENS, length)
+        scores = torch.matmul(grouped, key[:, start:end].transpose(1, 2)).to(torch.float32) * scale
+        if causal and end > length - count + 1:
+            _hide(scores, count, length, start)
+        # The first block holds a key that every query sees, so that from then on `largest` is finite.
+        following = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        fade = torch.exp(largest - following)
+        weights = scores.sub_(following).exp_()
+        total = total * fade + weights.sum(-1, keepdim=True)
+        mixed = mixed * fade + torch.matmul(weights.to(query.dtype), value[:, start:end]).to(torch.float32)
+        largest = following
+    return _ungroup((mixed / total).to(query.dtype), count)
+
+
+def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
+    """As `_attend`, by torch's scaled_dot_product_attention."""
+    count, kv_heads, length = query.shape[0], key.shape[0], key.shape[1]
+    if count == 1:
+        # The heads of a group are the rows of one product, so that keys and values are read once per group.
+        grouped = _group(query, kv_heads).unsqueeze(0)
+        mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key.unsqueeze(0), value.unsqueeze(0), scale=scale)
+        return _ungroup(mixed[0], count)
+    mask = None
+    if causal:
+        mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril_(length - count)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return mixed[0].transpose(0, 1)
+
+
+def _group(query: Tensor, kv_heads: int) -> Tensor:
+    """(n, H, D) as (K, H/K · n, D): the query heads of a key/value head lie together, tokens innermost."""
+    count, heads, size = query.shape
+    return query.view(count, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3).reshape(kv_heads, heads // kv_heads * count, size)
+
+
+def _ungroup(mixed: Tensor, count: int) -> Tensor:
+    """(K, H/K · n, D) as (n, H, D)."""
+    kv_heads, rows, size = mixed.shape
+    return mixed.view(kv_heads, rows // count, count, size).permute(2, 0, 1, 3).reshape(count, kv_heads * (rows // count), size)
+
+
+def _hide(scores: Tensor, count: int, length: int, start: int) -> None:
+    """Hide from each of the last `count` of `length` positions what follows it. scores: (K, H/K · count, keys from `start` on)."""
+    kv_heads, rows, width = scores.shape
+    hidden = torch.ones((count, width), dtype=torch.bool, device=scores.device).triu_(length - count + 1 - start)
+    scores.view(kv_heads, rows // count, count, width).masked_fill_(hidden, float("-inf"))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from npufleet_kernels import attention, linear, rms_norm, rope, silu_mul
+from npufleet_kernels import attention, gelu, layer_norm, linear, moe_experts, moe_route, rms_norm, rope, silu_mul
 from npufleet_kernels.errors import VariantMissingError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,12 @@ class RmsNorm(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
 
 
+class LayerNorm(Protocol):
+    """See `layer_norm.reference`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, residual: Tensor | None = None) -> Tensor: ...
+
+
 class Rope(Protocol):
     """See `rope.reference`."""
 
@@ -39,11 +45,35 @@ class SiluMul(Protocol):
     def __call__(self, gate_up: Tensor) -> Tensor: ...
 
 
+class Gelu(Protocol):
+    """See `gelu.reference`."""
+
+    def __call__(self, x: Tensor, cubic: bool) -> Tensor: ...
+
+
+class MoeRoute(Protocol):
+    """See `moe_route.reference`."""
+
+    def __call__(self, scores: Tensor, experts_per_token: int, normalise: bool) -> tuple[Tensor, Tensor]: ...
+
+
+class MoeExperts(Protocol):
+    """See `moe_experts.reference`."""
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor: ...
+
+
 class Attention(Protocol):
     """See `attention.reference`."""
 
     def __call__(
-        self, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float
+        self,
+        query: Tensor,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        query_lengths: Sequence[int],
+        scale: float,
+        causal: bool = True,
     ) -> Tensor: ...
 
 
@@ -53,8 +83,12 @@ class Kernels:
 
     linear: Linear
     rms_norm: RmsNorm
+    layer_norm: LayerNorm
     rope: Rope
     silu_mul: SiluMul
+    gelu: Gelu
+    moe_route: MoeRoute
+    moe_experts: MoeExperts
     attention: Attention
     variants: Mapping[str, str]
 
@@ -62,14 +96,18 @@ class Kernels:
 VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "linear": {"reference": linear.reference},
     "rms_norm": {"reference": rms_norm.reference},
+    "layer_norm": {"reference": layer_norm.reference},
     "rope": {"reference": rope.reference},
     "silu_mul": {"reference": silu_mul.reference},
-    "attention": {"reference": attention.reference},
+    "gelu": {"reference": gelu.reference},
+    "moe_route": {"reference": moe_route.reference},
+    "moe_experts": {"reference": moe_experts.reference},
+    "attention": {"reference": attention.reference, "blocked": attention.blocked, "cpu": attention.cpu},
 }
 
 PREFERENCE: Mapping[str, Sequence[str]] = {
-    "cpu": ("cpu", "reference"),
-    "npu": ("npu", "triton", "reference"),
+    "cpu": ("cpu", "blocked", "reference"),
+    "npu": ("npu", "triton", "blocked", "reference"),
 }
 """Variants by device type, best first."""
 

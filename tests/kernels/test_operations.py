@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from npufleet_kernels import attention, linear, rms_norm, rope, silu_mul
+from npufleet_kernels import gelu, layer_norm, linear, moe_experts, moe_route, rms_norm, rope, silu_mul
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 DTYPES = sorted(TOLERANCE, key=str)
@@ -69,39 +69,66 @@ def test_silu_mul_gates_the_second_half_by_the_first(dtype: torch.dtype) -> None
     close(silu_mul.reference(torch.cat((gate, up), dim=-1)), wide / (1 + torch.exp(-wide)) * up.double())
 
 
-def naive_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """One sequence, one head and one token at a time. query (n, H, D); key, value (K, L, D)."""
-    count, heads, size = query.shape
-    group = heads // key.shape[0]
-    output = torch.empty(count, heads, size, dtype=torch.float64)
-    for token in range(count):
-        visible = key.shape[1] - count + token + 1
-        for head in range(heads):
-            scores = key[head // group, :visible].double() @ query[token, head].double() * scale
-            output[token, head] = torch.softmax(scores, 0) @ value[head // group, :visible].double()
-    return output
+def test_rope_leaves_what_lies_beyond_the_angles_as_it_is() -> None:
+    query, key = random(3, 4, 12), random(3, 2, 12, seed=1)
+    cos, sin = random(3, 4, seed=2).repeat(1, 2), random(3, 4, seed=3).repeat(1, 2)
+    turned = rope.reference(query, key, cos, sin)
+    whole = rope.reference(query[..., :8], key[..., :8], cos, sin)
+    for rotated, part, original in zip(turned, whole, (query, key), strict=True):
+        assert torch.equal(rotated[..., :8], part)
+        assert torch.equal(rotated[..., 8:], original[..., 8:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize(
-    ("query_lengths", "lengths"), [([1], [1]), ([1], [9]), ([5], [5]), ([3], [9]), ([1, 4, 1, 2], [7, 4, 1, 6])], ids=str
-)
-def test_attention_sees_the_past_and_itself_of_its_own_sequence(
-    dtype: torch.dtype, heads: int, kv_heads: int, query_lengths: list[int], lengths: list[int]
-) -> None:
-    query = random(sum(query_lengths), heads, 8, dtype=dtype)
-    keys = [random(kv_heads, length, 8, dtype=dtype, seed=10 + i) for i, length in enumerate(lengths)]
-    values = [random(kv_heads, length, 8, dtype=dtype, seed=20 + i) for i, length in enumerate(lengths)]
-    actual = attention.reference(query, keys, values, query_lengths, 8**-0.5)
-    pieces = torch.split(query, query_lengths)
-    expected = [naive_attention(q, k, v, 8**-0.5) for q, k, v in zip(pieces, keys, values, strict=True)]
-    close(actual, torch.cat(expected))
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_layer_norm_has_zero_mean_and_unit_variance_before_weight_and_bias(dtype: torch.dtype, with_residual: bool) -> None:
+    x, residual = random(4, 16, dtype=dtype) + 3, random(4, 16, dtype=dtype, seed=2)
+    weight, bias = random(16, dtype=dtype, seed=1), random(16, dtype=dtype, seed=3)
+    wide = (x + residual if with_residual else x).double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    expected = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * weight.double() + bias.double()
+    close(layer_norm.reference(x, weight, bias, 1e-5, residual if with_residual else None), expected)
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_attention_over_several_query_blocks_equals_one_block(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "QUERY_BLOCK_TOKENS", 4)
-    count = 8 + extra
-    query, key, value = random(count, 4, 8), random(2, count + 3, 8, seed=1), random(2, count + 3, 8, seed=2)
-    close(attention.reference(query, [key], [value], [count], 0.5), naive_attention(query, key, value, 0.5))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_is_that_of_the_error_function_or_of_the_cubic_polynomial(dtype: torch.dtype) -> None:
+    x = random(5, 7, dtype=dtype) * 3
+    wide = x.double()
+    close(gelu.reference(x, False), wide * (1 + torch.erf(wide / math.sqrt(2))) / 2)
+    close(gelu.reference(x, True), wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))) / 2)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_token_goes_to_its_most_probable_experts(normalise: bool) -> None:
+    scores = random(6, 5)
+    weights, experts = moe_route.reference(scores, 3, normalise)
+    probabilities = torch.softmax(scores.double(), -1)
+    for token in range(6):
+        best = sorted(range(5), key=lambda expert: -probabilities[token, expert])[:3]
+        assert experts[token].tolist() == best
+        chosen = probabilities[token, best]
+        close(weights[token], chosen / chosen.sum() if normalise else chosen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts_add_up_by_their_weights(dtype: torch.dtype) -> None:
+    x, weights = random(5, 8, dtype=dtype), random(5, 2, dtype=dtype, seed=1)
+    experts = torch.tensor([[0, 3], [3, 0], [1, 3], [0, 1], [3, 1]])
+    gate_up, down = random(4, 6, 8, dtype=dtype, seed=2), random(4, 8, 3, dtype=dtype, seed=3)
+    expected = torch.zeros(5, 8, dtype=torch.float64)
+    for token in range(5):
+        for share, expert in zip(weights[token].double(), experts[token].tolist(), strict=True):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            expected[token] += share * (down[expert].double() @ (gate / (1 + torch.exp(-gate)) * up))
+    actual = moe_experts.reference(x, weights, experts, gate_up, down).double()
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype] * 4, atol=TOLERANCE[dtype] * 4)
+
+
+def test_a_token_gets_the_same_from_its_experts_whoever_is_beside_it() -> None:
+    x, (weights, experts) = random(9, 8), moe_route.reference(random(9, 4, seed=1), 2, True)
+    gate_up, down = random(4, 6, 8, seed=2), random(4, 8, 3, seed=3)
+    together = moe_experts.reference(x, weights, experts, gate_up, down)
+    for token in range(9):
+        row = slice(token, token + 1)
+        alone = moe_experts.reference(x[row], weights[row], experts[row], gate_up, down)
+        torch.testing.assert_close(together[row], alone, rtol=1e-5, atol=1e-6)
