@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from npufleet_pod.engine.request import FinishReason, GenerationRequest, TokenOutput
+from npufleet_pod.engine.request import FinishReason, GenerationRequest, SampledToken, TokenOutput
 from npufleet_pod.engine.stats import FinishedRequest
-from npufleet_pod.engine.text import IncrementalDetokenizer, StopStringMatcher
+from npufleet_pod.engine.text import AnswerText
 
 
 @dataclass(slots=True)
@@ -29,30 +29,30 @@ class ActiveRequest:
     eos_token_ids: Collection[int]
     decode: Callable[[Sequence[int]], str]
     generated: int = 0
-    _detokenizer: IncrementalDetokenizer = field(init=False)
-    _matcher: StopStringMatcher = field(init=False)
+    _text: AnswerText = field(init=False)
 
     def __post_init__(self) -> None:
-        self._detokenizer = IncrementalDetokenizer(self.decode)
-        self._matcher = StopStringMatcher(self.request.stop.stop_strings, self.request.stop.include_stop_string)
+        self._text = AnswerText(self.decode, self.request.stop.stop_strings, self.request.stop.include_stop_string)
 
-    def push(self, token_id: int) -> TokenOutput:
+    def push(self, sampled: SampledToken) -> TokenOutput:
         """Take the next token; the output carries a finish reason if it is the last."""
-        stop = self.request.stop
+        stop, token_id = self.request.stop, sampled.token_id
         self.generated += 1
-        if token_id in self.eos_token_ids and not stop.ignore_eos:
-            return self._finish(token_id, "", FinishReason.STOP, None)
-        if token_id in stop.stop_token_ids:
-            return self._finish(token_id, "", FinishReason.STOP, token_id)
-        text = self._detokenizer.push(token_id)
-        matched: str | None = None
-        if self.generated >= stop.min_tokens:
-            text, matched = self._matcher.push(text)
+        end_of_sequence = token_id in self.eos_token_ids and not stop.ignore_eos
+        ends = end_of_sequence or token_id in stop.stop_token_ids
+        text, matched = "", None
+        if not ends or stop.include_stop_string:
+            text, matched = self._text.push(token_id, sampled.logprobs, match=self.generated >= stop.min_tokens)
+        reason: FinishReason | None = None
+        stop_reason: str | int | None = None
+        if matched is None and (ends or self.generated >= stop.max_tokens):
+            reason = FinishReason.STOP if ends else FinishReason.LENGTH
+            stop_reason = token_id if ends and not end_of_sequence else None
+            tail, matched = self._text.finish()
+            text += tail
         if matched is not None:
-            return TokenOutput(token_id, text, FinishReason.STOP, matched)
-        if self.generated >= stop.max_tokens:
-            return self._finish(token_id, text, FinishReason.LENGTH, None)
-        return TokenOutput(token_id, text)
+            reason, stop_reason = FinishReason.STOP, matched
+        return TokenOutput(token_id, text, reason, stop_reason, self._text.take_logprobs(), sampled.prompt_logprobs)
 
     def finished(self, reason: FinishReason, now: float) -> FinishedRequest:
         """The request's record, once it has ended."""
@@ -66,10 +66,3 @@ class ActiveRequest:
             ttft_seconds=None if times.first_token is None else times.first_token - times.arrived,
             e2e_seconds=now - times.arrived,
         )
-
-    def _finish(self, token_id: int, text: str, reason: FinishReason, stop_reason: int | None) -> TokenOutput:
-        """Give out what was held back; a stop string that it completes still counts."""
-        tail, matched = self._matcher.push(self._detokenizer.flush())
-        if matched is not None:
-            return TokenOutput(token_id, text + tail, FinishReason.STOP, matched)
-        return TokenOutput(token_id, text + tail + self._matcher.flush(), reason, stop_reason)

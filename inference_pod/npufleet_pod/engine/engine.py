@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from npufleet_pod.engine.active import ActiveRequest, Times
-from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, TokenOutput
+from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken, TokenOutput
 from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, Step
 from npufleet_pod.engine.stats import EngineObserver, EngineSnapshot
 from npufleet_pod.errors import GenerationError, LoadCancelledError
@@ -34,7 +34,7 @@ class Runner(Protocol):
 
     def free_cache(self, request_ids: Iterable[str]) -> None: ...
 
-    def execute(self, tokens: Mapping[str, int]) -> dict[str, int]: ...
+    def execute(self, tokens: Mapping[str, int]) -> dict[str, SampledToken]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Engine:
         self._observer.on_step(sum(step.tokens.values()), len(step.preempted))
         return step
 
-    def _finish_step(self, scheduler: Scheduler, step: Step, sampled: Mapping[str, int]) -> None:
+    def _finish_step(self, scheduler: Scheduler, step: Step, sampled: Mapping[str, SampledToken]) -> None:
         now = self._clock()
         with self._condition:
             submitted = {request_id: self._submitted[request_id] for request_id in sampled if request_id in self._submitted}

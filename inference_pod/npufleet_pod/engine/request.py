@@ -18,6 +18,11 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     """None: the engine draws one."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """What is added to the logit of a token id."""
 
     @property
     def greedy(self) -> bool:
@@ -46,6 +51,32 @@ class GenerationRequest:
     stop: StopParams
     sampling: SamplingParams = field(default_factory=SamplingParams)
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """None: no log probabilities; else how many of the likeliest tokens are told besides the chosen one."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens; each of its positions is then computed, whatever a prefix cache holds."""
+    priority: int = 0
+    """Lower values are served earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one position, by the logits as the model gave them; finite, at most 0."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with their log probabilities, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What sampling gives for one step of a sequence."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One entry per token of the prompt, None for the first; given with the first token, if asked for."""
 
 
 class FinishReason(StrEnum):
@@ -57,6 +88,14 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedLogprobs:
+    """A token's log probabilities, and the character of the answer at which its text begins."""
+
+    text_offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """One generated token. `text` is empty while bytes or a possible stop string are held back."""
 
@@ -65,6 +104,10 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the generation; None for the end of sequence."""
+    logprobs: tuple[PlacedLogprobs, ...] = ()
+    """Of this and earlier tokens, as their text is given out; tokens that a stop cut off have none."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Given with the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

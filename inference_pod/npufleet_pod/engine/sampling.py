@@ -1,54 +1,104 @@
-"""Chooses the next token of one sequence from its logits."""
+"""Chooses the next token of each sequence in a batch. Holds what the choice depends on besides the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from npufleet_pod.engine.request import SamplingParams
-
-MIN_TEMPERATURE = 1e-5
-"""Below it, logits divided by the temperature leave float32's range; the likeliest token is taken."""
-
-
-def new_generator(seed: int) -> torch.Generator:
-    """A source of random numbers of one request. It lives on the CPU, so that draws do not depend on the device."""
-    generator = torch.Generator(device="cpu")
-    generator.manual_seed(seed)
-    return generator
+from npufleet_pod.engine.drawing import draw, uniforms
+from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, forbid, penalise, penalties_of
+from npufleet_pod.engine.logprobs import PromptScores, token_logprobs
+from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams
 
 
-def forbid(logits: Tensor, token_ids: Collection[int]) -> Tensor:
-    """A copy of `logits` (vocabulary,) in which `token_ids` cannot be chosen; ids beyond the vocabulary are ignored."""
-    masked = logits.clone()
-    masked[[token_id for token_id in token_ids if token_id < logits.shape[-1]]] = float("-inf")
-    return masked
+@dataclass(slots=True)
+class _Sequence:
+    params: SamplingParams
+    seed: int
+    min_tokens: int
+    end_tokens: NDArray[np.int64]
+    """Tokens that end the generation, which min_tokens forbids at first."""
+    bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None
+    penalties: Penalties | None
+    seen: SeenTokens
+    """Kept only where there are penalties."""
+    logprobs: int | None
+    prompt: PromptScores | None
+    drawn: int = 0
 
 
-def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """One token id. logits: (vocabulary,) float32. Depends only on its arguments, never on the rest of the batch.
+class Sampler:
+    """Samples batches of the sequences it was given. A sequence's tokens depend on its own logits, parameters and seed only.
 
-    The order is vLLM's: temperature, then min_p, top_k, top_p on what is left. Exactly one number is drawn.
+    Used by one thread.
     """
-    if params.greedy or params.temperature < MIN_TEMPERATURE:
-        return int(logits.argmax())
-    scaled = logits.to(device="cpu", dtype=torch.float32) / params.temperature
-    values, order = scaled.sort(descending=True, stable=True)
-    probabilities = values.softmax(-1)
-    keep = torch.ones_like(probabilities, dtype=torch.bool)
-    if params.min_p > 0:
-        keep &= probabilities >= params.min_p * probabilities[0]
-    if params.top_k > 0:
-        keep[params.top_k :] = False
-    if params.top_p < 1:
-        kept = torch.where(keep, probabilities, 0.0)
-        kept = kept / kept.sum()
-        keep &= kept.cumsum(-1) - kept < params.top_p
-    keep[0] = True
-    cumulative = torch.where(keep, probabilities, 0.0).double().cumsum(-1)
-    draw = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
-    index = int(torch.searchsorted(cumulative, draw, right=True))
-    # Rounding may carry the draw past the last kept token.
-    return int(order[min(index, int(keep.nonzero()[-1]))])
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._sequences: dict[str, _Sequence] = {}
+
+    def add(self, request: GenerationRequest, seed: int, eos_token_ids: Collection[int]) -> None:
+        """Take a sequence; `seed` is used unless the request brings its own."""
+        params, stop = request.sampling, request.stop
+        ends = stop.stop_token_ids if stop.ignore_eos else stop.stop_token_ids.union(eos_token_ids)
+        penalties = penalties_of(params)
+        bias = {token_id: value for token_id, value in params.logit_bias if token_id < self._vocabulary}
+        top = request.prompt_logprobs
+        self._sequences[request.request_id] = _Sequence(
+            params=params,
+            seed=seed if params.seed is None else params.seed,
+            min_tokens=stop.min_tokens,
+            end_tokens=np.array(sorted(token_id for token_id in ends if token_id < self._vocabulary), dtype=np.int64),
+            bias=(np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)) if bias else None,
+            penalties=penalties,
+            seen=SeenTokens(request.prompt_token_ids if penalties is not None and penalties.repetition != 1 else ()),
+            logprobs=request.logprobs,
+            prompt=None if top is None else PromptScores(request.prompt_token_ids, top),
+        )
+
+    def remove(self, request_id: str) -> None:
+        """Forget a sequence; an unknown one is no error."""
+        self._sequences.pop(request_id, None)
+
+    def observe_prompt(self, request_id: str, start: int, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> None:
+        """Score the prompt's tokens if the request asked for it.
+
+        hidden: (n, hidden), the model's output at the positions from `start`; project: makes logits (n, vocabulary) of it.
+        """
+        scores = self._sequences[request_id].prompt
+        if scores is not None:
+            scores.observe(start, hidden, project)
+
+    def sample(self, request_ids: Sequence[str], logits: Tensor) -> dict[str, SampledToken]:
+        """The next token of each sequence. logits: (N, vocabulary) float32, row i of `request_ids[i]`; they are changed."""
+        if not request_ids:
+            return {}
+        sequences = [self._sequences[request_id] for request_id in request_ids]
+        scored = [row for row, one in enumerate(sequences) if one.logprobs is not None]
+        raw = logits[scored] if scored else None
+        self._edit(sequences, logits)
+        numbers = uniforms([one.seed for one in sequences], [one.drawn for one in sequences])
+        tokens: list[int] = draw(logits, [one.params for one in sequences], numbers).tolist()
+        entries = {}
+        if raw is not None:
+            tops = [sequences[row].logprobs or 0 for row in scored]
+            entries = dict(zip(scored, token_logprobs(raw, [tokens[row] for row in scored], tops), strict=True))
+        sampled = {}
+        for row, (request_id, sequence, token_id) in enumerate(zip(request_ids, sequences, tokens, strict=True)):
+            prompt = sequence.prompt.entries if sequence.prompt is not None and sequence.drawn == 0 else None
+            sampled[request_id] = SampledToken(token_id, entries.get(row), prompt)
+            sequence.drawn += 1
+            if sequence.penalties is not None:
+                sequence.seen.add(token_id)
+        return sampled
+
+    def _edit(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
+        """Apply, in vLLM's order, what changes which token is likeliest: bias, min_tokens, penalties."""
+        rows = list(enumerate(sequences))
+        add_biases(logits, {row: one.bias for row, one in rows if one.bias is not None})
+        forbid(logits, {row: one.end_tokens for row, one in rows if one.drawn < one.min_tokens and one.end_tokens.size})
+        penalise(logits, {row: (one.penalties, one.seen) for row, one in rows if one.penalties is not None and one.seen.ids.size})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+
+from npufleet_pod.engine.request import PlacedLogprobs, TokenLogprobs
 
 REPLACEMENT = "\ufffd"
 MAX_HELD_TOKENS = 16
@@ -74,6 +77,52 @@ class StopStringMatcher:
         """What was held back for a stop string that never came."""
         held, self._held = self._held, ""
         return held
+
+
+class AnswerText:
+    """The text of one answer as its tokens come, and the log probabilities of the tokens whose text was given out."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop_strings: Sequence[str] = (), include_stop_string: bool = False) -> None:
+        self._detokenizer = IncrementalDetokenizer(decode)
+        self._matcher = StopStringMatcher(stop_strings, include_stop_string)
+        self._decoded = 0
+        self._sent = 0
+        self._ended = False
+        self._entries: deque[PlacedLogprobs] = deque()
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None, *, match: bool = True) -> tuple[str, str | None]:
+        """(text to send, the stop string that was completed or None), after which nothing more is pushed.
+
+        match: whether the token's text may end the answer; once it may, so may that of all later tokens.
+        """
+        if logprobs is not None:
+            self._entries.append(PlacedLogprobs(self._decoded, logprobs))
+        return self._give(self._detokenizer.push(token_id), match)
+
+    def finish(self) -> tuple[str, str | None]:
+        """What was held back, at the answer's end; a stop string that it completes still counts."""
+        text, matched = self._give(self._detokenizer.flush(), True)
+        if matched is None:
+            held = self._matcher.flush()
+            self._sent += len(held)
+            self._ended = True
+            text += held
+        return text, matched
+
+    def take_logprobs(self) -> tuple[PlacedLogprobs, ...]:
+        """Those of tokens whose text has begun to be given out since the last call; at the end, of all that no stop string cut off."""
+        taken = []
+        while self._entries and (self._ended or self._entries[0].text_offset < self._sent):
+            taken.append(self._entries.popleft())
+        return tuple(taken)
+
+    def _give(self, text: str, match: bool) -> tuple[str, str | None]:
+        self._decoded += len(text)
+        matched = None
+        if match:
+            text, matched = self._matcher.push(text)
+        self._sent += len(text)
+        return text, matched
 
 
 def _end_of(text: str, stop: str) -> int:

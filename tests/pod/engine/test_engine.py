@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from npufleet_pod.engine.engine import MAX_FAILED_STEPS, Engine, LoadedEngine
-from npufleet_pod.engine.request import FinishReason, GenerationRequest, SamplingParams
+from npufleet_pod.engine.request import FinishReason, GenerationRequest, SampledToken, SamplingParams
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.engine.stats import EngineSnapshot
 from npufleet_pod.errors import (
@@ -176,10 +176,10 @@ class FaultyRunner:
 
     def free_cache(self, request_ids: Iterable[str]) -> None: ...
 
-    def execute(self, tokens: Mapping[str, int]) -> dict[str, int]:
+    def execute(self, tokens: Mapping[str, int]) -> dict[str, SampledToken]:
         if self.failing:
             raise RuntimeError("device lost")
-        return dict.fromkeys(tokens, 7)
+        return dict.fromkeys(tokens, SampledToken(7))
 
 
 LIMITS = SchedulerLimits(4, 64, 4, 64, 16, 16)
