@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.install import NAMESPACE, apply, install_chart
+from demo.install import NAMESPACE, ROOT, apply, install_chart
 from devcluster import Cluster
 from devcluster.testing import Kubectl
 from npufleet_operator.core.naming import gateway_child
@@ -40,8 +40,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Cluster:
-    """The cluster with the chart installed."""
+    """The cluster with the chart installed, and its CRDs as they are now: Helm leaves those of an earlier installation as they were."""
     install_chart(cluster)
+    cluster.run_kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "charts" / "npufleet" / "crds"))
     return cluster
 
 
