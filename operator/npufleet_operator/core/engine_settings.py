@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict
 from fractions import Fraction
 from math import ceil
 
 from npufleet_api.contract import MODEL_DIR
-from npufleet_api.model import AscendModelSpec, BlockSize, Dtype, EngineProfile, Preemption, ResolvedEngine, SchedulingPolicy
+from npufleet_api.model import AscendModelSpec, Dtype, ResolvedEngine
 from npufleet_api.pool import InferencePoolSpec
+from npufleet_api.profiles import PROFILES
 from npufleet_api.settings import EngineSettings, ShutdownSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileDefaults:
-    """What a profile says where the model says nothing."""
-
-    max_num_sequences: int
-    max_num_batched_tokens: int
-    block_size: BlockSize
-    chunked_prefill: bool
-    fusion_level: int
-    pipeline_depth: int
-    preemption: Preemption
-    scheduling_policy: SchedulingPolicy
-
-
-PROFILES = {
-    EngineProfile.HIGH_CONCURRENCY_CHAT: ProfileDefaults(
-        max_num_sequences=128,
-        max_num_batched_tokens=8192,
-        block_size=BlockSize.TOKENS_16,
-        chunked_prefill=True,
-        fusion_level=2,
-        pipeline_depth=2,
-        preemption=Preemption.AGGRESSIVE,
-        scheduling_policy=SchedulingPolicy.LATENCY_OPTIMISED,
-    ),
-    EngineProfile.BATCH_DOCUMENT_PROCESSING: ProfileDefaults(
-        max_num_sequences=32,
-        max_num_batched_tokens=65536,
-        block_size=BlockSize.TOKENS_64,
-        chunked_prefill=False,
-        fusion_level=3,
-        pipeline_depth=4,
-        preemption=Preemption.CONSERVATIVE,
-        scheduling_policy=SchedulingPolicy.THROUGHPUT_OPTIMISED,
-    ),
-    EngineProfile.BALANCED: ProfileDefaults(
-        max_num_sequences=64,
-        max_num_batched_tokens=16384,
-        block_size=BlockSize.TOKENS_32,
-        chunked_prefill=True,
-        fusion_level=2,
-        pipeline_depth=3,
-        preemption=Preemption.AGGRESSIVE,
-        scheduling_policy=SchedulingPolicy.LATENCY_OPTIMISED,
-    ),
-}
-"""Chat serves many short requests, documents few long ones; Balanced lies between. Continuous memory and
-asynchronous execution are on in each."""
 
 OPTIONAL_OVERRIDES = (
     "starvation_steps",
-    "asynchronous_execution",
-    "continuous_memory",
     "prefix_cache",
     "host_cache_mi",
     "disk_cache_mi",
@@ -90,7 +39,7 @@ def whole_cpus(quantity: str) -> int:
 def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: InferencePoolSpec) -> EngineSettings:
     """The settings file of a model's engines."""
     engine = spec.engine
-    profile = {f.name: getattr(PROFILES[engine.profile], f.name) for f in fields(ProfileDefaults)}
+    profile = asdict(PROFILES[engine.profile])
     asked = {name: value for name in (*profile, *OPTIONAL_OVERRIDES) if (value := getattr(engine, name)) is not None}
     served = spec.model.served_name or name
     qualified = f"{namespace}/{name}"
