@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ MERGES = [
     ("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("e", "r"), ("r", "e"), ("o", "n"), ("an", "d"), ("o", "u"), ("in", "g"),
     ("l", "l"), ("h", "e"), ("he", "ll"), ("hell", "o"), ("w", "or"), ("o", "r"), ("Ġ", "the"), ("Ġ", "a"), ("e", "s"), ("s", "t"),
 ]  # fmt: skip
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GlmForCausalLM": "glm",
+}
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -54,14 +72,14 @@ def write_tiny_model(
 ) -> Path:
     """Write config, weights (float32, random from `seed`), tokenizer and chat template into `folder`; returns it.
 
-    `config` overrides fields of config.json; weights follow its attention_bias and mlp_bias.
+    `config` overrides fields of config.json; weights follow its attention_bias and mlp_bias, and the fields of experts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     intermediate = 2 * hidden_size
     fields: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": "qwen2" if architecture == "Qwen2ForCausalLM" else "llama",
+        "model_type": MODEL_TYPES[architecture],
         "hidden_size": hidden_size,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
@@ -76,6 +94,7 @@ def write_tiny_model(
         "bos_token_id": 0,
         "eos_token_id": 2,
         "torch_dtype": "float32",
+        **(EXPERTS if "Moe" in architecture else {}),
         **(config or {}),
     }
     (folder / "config.json").write_text(json.dumps(fields, indent=1))
@@ -90,37 +109,67 @@ def write_tiny_model(
 
 
 def _weights(fields: dict[str, Any], random: np.random.Generator) -> dict[str, np.ndarray]:
-    hidden, inner, vocab = fields["hidden_size"], fields["intermediate_size"], fields["vocab_size"]
-    size = fields.get("head_dim") or hidden // fields["num_attention_heads"]
-    query, keys = fields["num_attention_heads"] * size, fields["num_key_value_heads"] * size
-    qwen = fields["architectures"] == ["Qwen2ForCausalLM"]
-    attention_bias, mlp_bias = fields.get("attention_bias", False), fields.get("mlp_bias", False)
+    hidden, vocab = fields["hidden_size"], fields["vocab_size"]
     weights: dict[str, np.ndarray] = {}
 
-    def add(name: str, *shape: int) -> None:
-        weights[name] = (random.standard_normal(shape) * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)).astype(np.float32)
-
-    def project(name: str, rows: int, columns: int, bias: bool) -> None:
-        add(f"{name}.weight", rows, columns)
+    def project(name: str, rows: int, columns: int, bias: bool = False) -> None:
+        weights[f"{name}.weight"] = (random.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
         if bias:
-            add(f"{name}.bias", rows)
+            vector(f"{name}.bias", rows)
 
-    add("model.embed_tokens.weight", vocab, hidden)
+    def vector(name: str, size: int) -> None:
+        weights[name] = (random.standard_normal(size) * 0.5).astype(np.float32)
+
+    project("model.embed_tokens", vocab, hidden)
     for index in range(fields["num_hidden_layers"]):
         prefix = f"model.layers.{index}"
-        project(f"{prefix}.self_attn.q_proj", query, hidden, attention_bias or qwen)
-        project(f"{prefix}.self_attn.k_proj", keys, hidden, attention_bias or qwen)
-        project(f"{prefix}.self_attn.v_proj", keys, hidden, attention_bias or qwen)
-        project(f"{prefix}.self_attn.o_proj", hidden, query, attention_bias and not qwen)
-        project(f"{prefix}.mlp.gate_proj", inner, hidden, mlp_bias)
-        project(f"{prefix}.mlp.up_proj", inner, hidden, mlp_bias)
-        project(f"{prefix}.mlp.down_proj", hidden, inner, mlp_bias)
-        add(f"{prefix}.input_layernorm.weight", hidden)
-        add(f"{prefix}.post_attention_layernorm.weight", hidden)
-    add("model.norm.weight", hidden)
+        _attention_weights(fields, f"{prefix}.self_attn", project, vector)
+        _mlp_weights(fields, index, f"{prefix}.mlp", project)
+        vector(f"{prefix}.input_layernorm.weight", hidden)
+        vector(f"{prefix}.post_attention_layernorm.weight", hidden)
+    vector("model.norm.weight", hidden)
     if not fields["tie_word_embeddings"]:
-        add("lm_head.weight", vocab, hidden)
+        project("lm_head", vocab, hidden)
     return weights
+
+
+def _attention_weights(fields: dict[str, Any], prefix: str, project: Callable[..., None], vector: Callable[[str, int], None]) -> None:
+    (architecture,) = fields["architectures"]
+    hidden = fields["hidden_size"]
+    size = fields.get("head_dim") or hidden // fields["num_attention_heads"]
+    query, keys = fields["num_attention_heads"] * size, fields["num_key_value_heads"] * size
+    bias = fields.get("attention_bias", architecture == "GlmForCausalLM")
+    if architecture in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"):
+        bias = fields.get("qkv_bias", True)
+    for name, rows in (("q_proj", query), ("k_proj", keys), ("v_proj", keys)):
+        project(f"{prefix}.{name}", rows, hidden, bias)
+    project(f"{prefix}.o_proj", hidden, query, fields.get("attention_bias", False) and architecture.startswith(("Llama", "Qwen3")))
+    if architecture.startswith("Qwen3"):
+        vector(f"{prefix}.q_norm.weight", size)
+        vector(f"{prefix}.k_norm.weight", size)
+
+
+def _mlp_weights(fields: dict[str, Any], index: int, prefix: str, project: Callable[..., None]) -> None:
+    (architecture,) = fields["architectures"]
+    hidden = fields["hidden_size"]
+
+    def gated(name: str, inner: int, bias: bool = False) -> None:
+        project(f"{name}.gate_proj", inner, hidden, bias)
+        project(f"{name}.up_proj", inner, hidden, bias)
+        project(f"{name}.down_proj", hidden, inner, bias)
+
+    if "Moe" in architecture and index not in fields["mlp_only_layers"] and (index + 1) % fields["decoder_sparse_step"] == 0:
+        project(f"{prefix}.gate", fields["num_experts"], hidden)
+        for expert in range(fields["num_experts"]):
+            gated(f"{prefix}.experts.{expert}", fields["moe_intermediate_size"])
+        if architecture == "Qwen2MoeForCausalLM":
+            gated(f"{prefix}.shared_expert", fields["shared_expert_intermediate_size"])
+            project(f"{prefix}.shared_expert_gate", 1, hidden)
+    elif architecture == "GlmForCausalLM":
+        project(f"{prefix}.gate_up_proj", 2 * fields["intermediate_size"], hidden)
+        project(f"{prefix}.down_proj", hidden, fields["intermediate_size"])
+    else:
+        gated(prefix, fields["intermediate_size"], fields.get("mlp_bias", False))
 
 
 def _write_weights(folder: Path, weights: dict[str, np.ndarray], shards: int) -> None:

@@ -87,12 +87,12 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
 
     from npufleet_kernels.dispatch import select_kernels
     from npufleet_pod.engine.runner import ModelRunner
-    from npufleet_pod.models.checkpoint import Checkpoint
+    from npufleet_pod.models.checkpoint import open_checkpoint
     from npufleet_pod.models.decoder import load_decoder
 
     dtype = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}[files.dtype]
     kernels = select_kernels(device.type)
-    with Checkpoint(files.path, dtype, device) as checkpoint:
+    with open_checkpoint(files.path, dtype, device) as checkpoint:
         decoder = load_decoder(files.config, checkpoint, kernels, keep_going)
     runner = ModelRunner(decoder)
     runner.warm_up()

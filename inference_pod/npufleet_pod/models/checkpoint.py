@@ -1,11 +1,11 @@
-"""Reads tensors from a folder of safetensors files, one file or sharded with an index."""
+"""Reads a model's tensors: from safetensors, one file or sharded with an index, or from a GGUF file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,14 +13,37 @@ from torch import Tensor
 
 from npufleet_pod.errors import ModelError, one_line, shorten
 from npufleet_pod.models.config import read_json
+from npufleet_pod.models.gguf_config import gguf_file
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = {"F32", "F16", "BF16"}
 
 
+class TensorSource(Protocol):
+    """An open checkpoint of either format; closed on leaving its `with` block."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`, which must have `shape`. Raises ModelError."""
+        ...
+
+
+def open_checkpoint(model_dir: Path, dtype: torch.dtype, device: torch.device) -> TensorSource:
+    """Open the weights in `model_dir`: safetensors where there are any, else a GGUF file. Raises ModelError."""
+    gguf = gguf_file(model_dir)
+    if gguf is None or (model_dir / SINGLE_FILE).exists() or (model_dir / INDEX_FILE).exists():
+        return Checkpoint(model_dir, dtype, device)
+    from npufleet_pod.models.gguf_checkpoint import GgufCheckpoint
+
+    return GgufCheckpoint(gguf, dtype, device)
+
+
 class Checkpoint:
-    """An open checkpoint. Files stay mapped until it is closed; a tensor is read only when it is asked for."""
+    """An open checkpoint in safetensors. Files stay mapped until it is closed; a tensor is read only when it is asked for."""
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Open every file of the checkpoint in `model_dir`; tensors come in `dtype` on `device`. Raises ModelError."""
@@ -91,7 +114,7 @@ def _layout(model_dir: Path) -> Mapping[Path, frozenset[str] | None]:
     if single.exists():
         return {single: None}
     if not index.exists():
-        others = sorted(path.name for pattern in ("*.bin", "*.gguf", "*.pt") for path in model_dir.glob(pattern))
+        others = sorted(path.name for pattern in ("*.bin", "*.pt") for path in model_dir.glob(pattern))
         seen = f" (found {shorten(others[0])}, which is not read)" if others else ""
         raise ModelError(f"{single}: no such file{seen}: copy the model's safetensors files into {model_dir}")
     weight_map = read_json(index).get("weight_map")

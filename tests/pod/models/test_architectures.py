@@ -1,0 +1,103 @@
+"""Greedy tokens of every family equal transformers' in float32 on the same random weights, whatever batch and chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npufleet_pod.models.architectures import ARCHITECTURES, CHATGLM_ARCHITECTURES
+from npufleet_pod.models.config import load_config
+from support.greedy import transformers_greedy
+from support.tiny_model import write_tiny_model
+from support.tiny_model_chatglm import write_chatglm
+from support.tiny_model_decoder import decoder_greedy, decoder_logits, load_tiny_decoder
+
+PROMPTS = [[5], [10, 20, 30], list(range(3, 90)), [7, 7, 7, 7, 7, 200], list(range(250, 100, -1))]
+COUNT = 8
+GLM: dict[str, Any] = {"architecture": "GlmForCausalLM", "config": {"head_dim": 16, "pad_token_id": 0}}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases": {"config": {"attention_bias": True, "mlp_bias": True}},
+    "llama tied, one kv head": {"tied": True, "kv_heads": 1},
+    "qwen2": {"architecture": "Qwen2ForCausalLM"},
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "config": {"head_dim": 16}},
+    "qwen3 whose heads are wider than its hidden states": {"architecture": "Qwen3ForCausalLM", "config": {"head_dim": 24}},
+    "qwen3 with the head size of its family": {"architecture": "Qwen3ForCausalLM", "heads": 2, "config": {"head_dim": 128}},
+    "qwen3 with biases": {"architecture": "Qwen3ForCausalLM", "config": {"head_dim": 16, "attention_bias": True}},
+    "qwen2 moe": {"architecture": "Qwen2MoeForCausalLM", "config": {"norm_topk_prob": False}},
+    "qwen2 moe normalised, without biases": {"architecture": "Qwen2MoeForCausalLM", "config": {"qkv_bias": False}},
+    "qwen2 moe in every second layer": {"architecture": "Qwen2MoeForCausalLM", "layers": 4, "config": {"decoder_sparse_step": 2}},
+    "qwen3 moe": {"architecture": "Qwen3MoeForCausalLM", "config": {"head_dim": 16}},
+    "qwen3 moe with a plain layer": {"architecture": "Qwen3MoeForCausalLM", "config": {"head_dim": 16, "mlp_only_layers": [0]}},
+    "glm": GLM,
+    "linear": {"config": {"rope_scaling": {"type": "linear", "factor": 4.0}}},
+    "yarn": {"config": {"rope_scaling": YARN}},
+    "yarn of deepseek": {"config": {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 16, "beta_slow": 2}}},
+    "yarn with all said": {"config": {"rope_scaling": {**YARN, "attention_factor": 1.3, "truncate": False}}},
+    "yarn from the lengths": {
+        "config": {"rope_scaling": {"rope_type": "yarn", "factor": 2048 / 32, "original_max_position_embeddings": 32}}
+    },
+    "yarn over part of a head": {**GLM, "config": {**GLM["config"], "rope_scaling": YARN}},
+    "llama3": {"config": {"rope_scaling": LLAMA3}},
+    "dynamic within its window": {"config": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}},
+}
+
+
+def transformers_logits(model: Path, prompt: list[int]) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode():
+        logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+def test_every_family_is_compared() -> None:
+    compared = {model.get("architecture", "LlamaForCausalLM") for model in MODELS.values()}
+    assert compared | CHATGLM_ARCHITECTURES == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", seed=3, **MODELS[name])
+    expected = transformers_greedy(model, PROMPTS, COUNT)
+    assert len({tuple(tokens) for tokens in expected}) > 1, "a model that always says the same proves nothing"
+    decoder = load_tiny_decoder(model)
+    for prompt in PROMPTS[1:3]:
+        torch.testing.assert_close(decoder_logits(decoder, prompt), transformers_logits(model, prompt), rtol=1e-4, atol=1e-4)
+    assert decoder_greedy(decoder, PROMPTS, COUNT) == expected
+    assert decoder_greedy(decoder, PROMPTS, COUNT, chunk=7) == expected
+    assert [decoder_greedy(decoder, [prompt], COUNT)[0] for prompt in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("architecture", sorted(CHATGLM_ARCHITECTURES))
+def test_chatglm_in_its_own_layout_says_what_its_twin_says(architecture: str, tmp_path: Path) -> None:
+    twin = write_tiny_model(tmp_path / "twin", seed=3, **GLM)
+    model = write_chatglm(twin, tmp_path / "model", architectures=[architecture])
+    assert decoder_greedy(load_tiny_decoder(model), PROMPTS, COUNT, chunk=50) == transformers_greedy(twin, PROMPTS, COUNT)
+
+
+def test_chatglm_of_long_context_turns_by_its_ratio(tmp_path: Path) -> None:
+    theta = {"rope_theta": 500000.0}
+    twin = write_tiny_model(tmp_path / "twin", seed=3, **{**GLM, "config": {**GLM["config"], **theta}})
+    model = write_chatglm(twin, tmp_path / "model", rope_ratio=50)
+    assert load_config(model).rope_theta == theta["rope_theta"]
+    assert decoder_greedy(load_tiny_decoder(model), PROMPTS, COUNT) == transformers_greedy(twin, PROMPTS, COUNT)
+
+
+def test_dynamic_scaling_beyond_the_window_equals_transformers_with_its_cache(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = write_tiny_model(tmp_path / "model", seed=3, max_positions=32, config={"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
+    decoder = load_tiny_decoder(model)
+    prompts = [list(range(3, 90)), list(range(40, 70)), [7, 8, 9]]
+    for prompt in prompts:
+        peer = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        generated = peer.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        expected = generated[0, len(prompt) :].tolist()
+        assert decoder_greedy(decoder, [prompt], 12) == [expected]
+        assert decoder_greedy(decoder, [prompt, [4, 5]], 12, chunk=16)[0] == expected
