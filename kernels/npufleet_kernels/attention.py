@@ -42,11 +42,17 @@ def blocked(
 def cpu(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
 ) -> Tensor:
-    """`reference` through torch's fused attention, which on a CPU is blocked over keys.
+    """`reference` through torch's fused attention for CPUs, which is blocked over queries and keys and keeps no scores.
 
-    Its scratch memory is a mask of 256 · L elements for a chunk of a prompt, and none for a single token.
+    Earlier tokens, which all new ones see, and the new ones, of which each sees those before it, are two calls: so neither needs a mask.
     """
-    return _by_query_block(_attend_fused, query, keys, values, query_lengths, scale, causal)
+    output = torch.empty_like(query)
+    start = 0
+    for key, value, length in zip(keys, values, query_lengths, strict=True):
+        rows = slice(start, start + length)
+        output[rows] = _attend_fused(query[rows], key, value, scale, causal)
+        start += length
+    return output
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
@@ -107,20 +113,29 @@ def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, cau
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-    """As `_attend`, by torch's scaled_dot_product_attention."""
-    count, kv_heads, length = query.shape[0], key.shape[0], key.shape[1]
+    """As `_attend`, by the operator behind torch's scaled_dot_product_attention, which also tells each query's sum of scores."""
+    count, earlier = query.shape[0], key.shape[1] - query.shape[0]
     if count == 1:
         # The heads of a group are the rows of one product, so that keys and values are read once per group.
-        grouped = _group(query, kv_heads).unsqueeze(0)
-        mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key.unsqueeze(0), value.unsqueeze(0), scale=scale)
-        return _ungroup(mixed[0], count)
-    mask = None
-    if causal:
-        mask = torch.ones((count, length), dtype=torch.bool, device=query.device).tril_(length - count)
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), attn_mask=mask, scale=scale, enable_gqa=True
-    )
-    return mixed[0].transpose(0, 1)
+        mixed, _ = _flash(_group(query, key.shape[0]), key, value, scale, False)
+        return _ungroup(mixed, count)
+    heads = query.transpose(0, 1)
+    if not causal or earlier == 0:
+        return _flash(heads, key, value, scale, causal)[0].transpose(0, 1)
+    before, before_sums = _flash(heads, key[:, :earlier], value[:, :earlier], scale, False)
+    among, among_sums = _flash(heads, key[:, earlier:], value[:, earlier:], scale, True)
+    share = torch.sigmoid(before_sums - among_sums).unsqueeze(-1)
+    return torch.lerp(among, before, share.to(among.dtype)).transpose(0, 1)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """(attention (H, n, D), logarithm of each query's sum of exponentiated scores (H, n), float32). query (H, n, D); key, value (K, L, D).
+
+    causal: query i sees the first i + 1 keys.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mixed, sums = flash(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, causal, scale=scale)
+    return mixed[0], sums[0]
 
 
 def _group(query: Tensor, kv_heads: int) -> Tensor:

@@ -191,8 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", type=json.loads, default={}, help="fields of config.json, as a JSON object; weights follow it")
     arguments = parser.parse_args()
-    print(write_tiny_model(arguments.out_dir, seed=arguments.seed))
+    print(write_tiny_model(arguments.out_dir, seed=arguments.seed, config=arguments.config))
 
 
 if __name__ == "__main__":
