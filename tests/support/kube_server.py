@@ -39,7 +39,7 @@ class KubeServer:
 
     async def handle(self, request: web.Request) -> web.Response:
         """Any request."""
-        body = await request.json() if request.can_read_body else None
+        body: Any = await request.json() if request.can_read_body else {}
         self.requests.append((request.method, request.path, body))
         for (method, prefix), status in self.fail.items():
             if request.method == method and request.path.startswith(prefix):
@@ -57,7 +57,7 @@ class KubeServer:
             return web.json_response(self.put(path, merged))
         if request.path not in self.objects:
             return self._status(404, "not found")
-        wanted = (body or {}).get("preconditions", {}).get("uid")
+        wanted = body.get("preconditions", {}).get("uid")
         if wanted and wanted != self.objects[request.path]["metadata"]["uid"]:
             return self._status(409, "uid in precondition does not match")
         return web.json_response(self.objects.pop(request.path))
