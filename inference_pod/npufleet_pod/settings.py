@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.profiles import with_profile
 from npufleet_pod.errors import SettingsError, describe_validation_error, one_line
 
 MAX_SETTINGS_BYTES = 1024 * 1024
@@ -30,7 +31,7 @@ def load_settings(path: Path) -> EngineSettings:
         kind = type(document).__name__
         raise SettingsError(f"settings file {path}: holds {kind}, not a mapping: write fields such as modelPath: /models")
     try:
-        return EngineSettings.model_validate(document)
+        return with_profile(EngineSettings.model_validate(document))
     except ValidationError as error:
         reason = describe_validation_error(error)
         raise SettingsError(f"settings file {path}: {reason}: correct this field of the engine settings") from error

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from npufleet_api.settings import EngineSettings
-from npufleet_pod.engine.engine import Engine, Generation
+from npufleet_pod.engine.engine import Engine
+from npufleet_pod.engine.generation import Generation
 from npufleet_pod.engine.loading import inspect_model, load_engine
+from npufleet_pod.engine.profiles import with_profile
 from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams, TokenOutput
 from npufleet_pod.engine.stats import FinishedRequest
 
@@ -29,6 +31,9 @@ class Recorder:
         self.step_tokens.append(tokens)
         self.preempted += preempted
 
+    def on_prefix_lookup(self, sought: int, found: int) -> None:
+        assert 0 <= found <= sought
+
     def on_first_token(self, prompt_tokens: int, ttft_seconds: float) -> None:
         assert ttft_seconds >= 0
 
@@ -44,7 +49,7 @@ async def local_engine(
     model: Path, recorder: Recorder | None = None, *, kv_blocks: int | None = None, **settings: object
 ) -> AsyncIterator[Engine]:
     """A ready engine of `model`; kv_blocks cuts its memory."""
-    parsed = EngineSettings.model_validate({"model_path": str(model), "served_name": "m", "device": "CPU", **settings})
+    parsed = with_profile(EngineSettings.model_validate({"model_path": str(model), "served_name": "m", "device": "CPU", **settings}))
     files = inspect_model(parsed)
 
     def load(keep_going):  # type: ignore[no-untyped-def] # the engine's own callable

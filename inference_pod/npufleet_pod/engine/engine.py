@@ -1,4 +1,4 @@
-"""Ties scheduler and runner to asyncio: one thread computes, the event loop submits, cancels and receives."""
+"""Ties scheduler, pipeline and runner to asyncio: threads of its own compute, the event loop submits, cancels and receives."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from npufleet_pod.engine.active import ActiveRequest, Times
-from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken, TokenOutput
-from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, Step
+from npufleet_pod.engine.changes import Added, Change
+from npufleet_pod.engine.generation import Generation as Generation
+from npufleet_pod.engine.paging import CacheScope, KVCacheManager, PageTable
+from npufleet_pod.engine.pipeline import PipelineController, ThreeStagePipeline
+from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken
+from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, SchedulerPolicy
 from npufleet_pod.engine.stats import EngineObserver, EngineSnapshot
+from npufleet_pod.engine.step import Step
 from npufleet_pod.errors import GenerationError, LoadCancelledError
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the engine gives up, so that the container is restarted."""
+INTEGRITY_CHECK_SECONDS = 30.0
+"""Shortest time between two looks at all of the memory's bookkeeping; only an idle engine looks."""
 
 
 class Runner(Protocol):
-    """Computes steps; see `runner.ModelRunner`."""
+    """Computes steps; see `runner.ModelRunner`. `prepare` is called on one thread, `compute` on another, each in order."""
 
-    def add(self, request: GenerationRequest, seed: int) -> None: ...
+    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Any: ...
 
-    def remove(self, request_id: str) -> None: ...
-
-    def free_cache(self, request_ids: Iterable[str]) -> None: ...
-
-    def execute(self, tokens: Mapping[str, int]) -> dict[str, SampledToken]: ...
+    def compute(self, batch: Any) -> dict[str, SampledToken]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class LoadedEngine:
     eos_token_ids: frozenset[int]
     decode: Callable[[Sequence[int], bool], str]
     """Text of token ids; the flag leaves special tokens out."""
+    policy: SchedulerPolicy = field(default_factory=SchedulerPolicy)
 
 
 @dataclass(slots=True)
@@ -55,43 +58,23 @@ class _Submitted:
     index: int
 
 
-class Generation:
-    """The answers to one or more requests, as they come. Leaving the context cancels whatever has not ended."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A step on its way through the pipeline; `batch` is the runner's, or what went wrong when it was made."""
 
-    def __init__(self, engine: Engine, request_ids: Sequence[str]) -> None:
-        self._engine = engine
-        self._open = set(request_ids)
-        self._outputs: asyncio.Queue[tuple[int, str, Output]] = asyncio.Queue()
+    step: Step
+    batch: Any
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._engine.cancel(self._open)
-        self._open.clear()
-
-    @property
-    def finished(self) -> bool:
-        """Whether every request has ended."""
-        return not self._open
-
-    async def next(self) -> tuple[int, TokenOutput]:
-        """(index of the request, its next token). Raises the GenerationError of a request that the engine gave up."""
-        index, request_id, output = await self._outputs.get()
-        if isinstance(output, GenerationFailed):
-            self._open.discard(request_id)
-            raise output.error
-        if output.finish_reason is not None:
-            self._open.discard(request_id)
-        return index, output
-
-    def deliver(self, index: int, request_id: str, output: Output) -> None:
-        """Called on the event loop."""
-        self._outputs.put_nowait((index, request_id, output))
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    sampled: Mapping[str, SampledToken] = field(default_factory=dict)
+    error: Exception | None = None
+    skipped: bool = False
 
 
 class Engine:
-    """Serves requests on a thread of its own, which also loads the model, so that all of torch's work has one owner."""
+    """Serves requests on threads of its own; one of them loads the model and computes, so that all of torch's work has one owner."""
 
     def __init__(
         self,
@@ -108,10 +91,13 @@ class Engine:
         self._condition = threading.Condition()
         self._stopping = False
         self._scheduler: Scheduler | None = None
+        self._controller: PipelineController | None = None
         self._loaded: LoadedEngine | None = None
         self._submitted: dict[str, _Submitted] = {}
-        self._changes: list[GenerationRequest | str] = []
-        """For the runner, in order: requests to add, ids to remove."""
+        self._changes: list[Change] = []
+        """For the runner, in order."""
+        self._failures = 0
+        self._checked_at = clock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Future[LoadedEngine] | None = None
@@ -130,7 +116,7 @@ class Engine:
         return await asyncio.shield(self._ready)
 
     async def wait_ended(self) -> None:
-        """Wait until the thread has ended. Raises what ended it, unless it was stopped."""
+        """Wait until the threads have ended. Raises what ended them, unless they were stopped."""
         assert self._ended is not None, "start comes first"  # noqa: S101 - a caller's mistake, not a condition
         await asyncio.shield(self._ended)
 
@@ -141,23 +127,35 @@ class Engine:
                 return EngineSnapshot(0, 0, 0.0)
             return EngineSnapshot(self._scheduler.running, self._scheduler.waiting, self._scheduler.kv_usage)
 
+    def stall_ratio(self) -> float:
+        """Share of the last seconds' busy time that compute waited for its input, 0 to 1."""
+        return 0.0 if self._controller is None else self._controller.stall_ratio
+
+    def pipeline_seconds(self) -> tuple[float, float]:
+        """How long compute has waited for work that was there, and how long it has worked."""
+        return (0.0, 0.0) if self._controller is None else (self._controller.waited_seconds, self._controller.computed_seconds)
+
     def submit(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Queue all of `requests` or none. Raises InvalidRequestError, QueueFullError, or GenerationError if the engine is not running."""
-        generation = Generation(self, [request.request_id for request in requests])
+        generation = Generation(self.cancel, [request.request_id for request in requests])
         with self._condition:
             scheduler, loaded = self._scheduler, self._loaded
             if scheduler is None or loaded is None or self._stopping:
                 raise GenerationError("the engine is not running: try again later")
             for request in requests:
-                scheduler.check(len(request.prompt_token_ids), request.stop.max_tokens)
+                scheduler.check(request.request_id, len(request.prompt_token_ids), request.stop.max_tokens)
             scheduler.check_room(len(requests))
+            if scheduler.idle and self._controller is not None:
+                self._controller.mark_busy()
             now = self._clock()
             for index, request in enumerate(requests):
-                scheduler.add(request.request_id, len(request.prompt_token_ids), request.stop.max_tokens)
+                scheduler.add(
+                    request.request_id, request.prompt_token_ids, request.stop.max_tokens, priority=request.priority, scope=_scope(request)
+                )
                 active = ActiveRequest(request, Times(now), loaded.eos_token_ids, _decoder(loaded, request))
                 self._submitted[request.request_id] = _Submitted(active, generation, index)
-                self._changes.append(request)
-            self._condition.notify()
+                self._changes.append(Added(request, self._seeds.getrandbits(63)))
+            self._condition.notify_all()
         return generation
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -165,7 +163,7 @@ class Engine:
         with self._condition:
             for request_id in list(request_ids):
                 self._drop(request_id, FinishReason.ABORT)
-            self._condition.notify()
+            self._condition.notify_all()
 
     def abort_all(self, error: GenerationError) -> None:
         """End every request with `error`. Called on the event loop."""
@@ -173,15 +171,13 @@ class Engine:
             ended = [(self._submitted[request_id], request_id) for request_id in self._submitted]
             for _, request_id in ended:
                 self._drop(request_id, FinishReason.ABORT)
-            self._condition.notify()
+            self._condition.notify_all()
         for submitted, request_id in ended:
             submitted.generation.deliver(submitted.index, request_id, GenerationFailed(error))
 
     async def stop(self) -> None:
-        """End the thread after its present step; whatever still runs gets an error. Harmless when repeated."""
-        with self._condition:
-            self._stopping = True
-            self._condition.notify()
+        """End the threads after their present step; whatever still runs gets an error. Harmless when repeated."""
+        self._stop_preparing()
         if self._thread is not None:
             with contextlib.suppress(Exception):
                 await self.wait_ended()
@@ -191,96 +187,137 @@ class Engine:
     def _keep_going(self) -> bool:
         return not self._stopping
 
+    def _stop_preparing(self) -> None:
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+
     def _run(self) -> None:
         error: BaseException | None = None
         try:
             loaded = self._load(self._keep_going)
+            memory = KVCacheManager(loaded.limits.layout)
+            controller = PipelineController(loaded.policy.steps_in_flight, self._clock)
             with self._condition:
-                self._loaded, self._scheduler = loaded, Scheduler(loaded.limits)
+                self._loaded, self._controller = loaded, controller
+                self._scheduler = scheduler = Scheduler(loaded.limits, loaded.policy, memory)
             self._tell(self._set_ready, loaded, None)
-            self._serve(loaded, self._scheduler)
+            ThreeStagePipeline[_Work, _Outcome](
+                lambda: self._prepare(loaded.runner, scheduler),
+                lambda work: self._compute(loaded.runner, work),
+                lambda work, outcome: self._output(scheduler, work.step, outcome),
+                controller,
+                self._stop_preparing,
+            ).run()
         except LoadCancelledError:
             pass
         except BaseException as caught:  # noqa: BLE001 - handed to whoever waits for the thread
             error = caught
-        with self._condition:
-            self._stopping = True
+        self._stop_preparing()
         self._tell(self._set_ended, error)
 
-    def _serve(self, loaded: LoadedEngine, scheduler: Scheduler) -> None:
-        failures = 0
-        while True:
-            with self._condition:
-                while not (self._stopping or self._changes or scheduler.has_work):
-                    self._condition.wait()
+    def _prepare(self, runner: Runner, scheduler: Scheduler) -> _Work | None:
+        """Wait for something to compute and make a batch of it; None once the engine is stopped."""
+        with self._condition:
+            while True:
                 if self._stopping:
-                    return
-                step = self._next_step(loaded.runner, scheduler)
-            loaded.runner.free_cache(step.released)
-            if not step.tokens:
-                continue
-            try:
-                sampled = loaded.runner.execute(step.tokens)
-            except Exception as error:
-                failures += 1
-                logger.exception("step failed", extra={"sequences": len(step.tokens), "failures_in_a_row": failures})
-                self._fail_step(scheduler, step)
-                if failures >= MAX_FAILED_STEPS:
-                    raise GenerationError(f"{failures} steps in a row failed, the last with {error!r}") from error
-                continue
-            failures = 0
-            self._finish_step(scheduler, step, sampled)
+                    return None
+                if scheduler.has_work or (self._changes and scheduler.idle):
+                    step = scheduler.schedule()
+                    self._observer.on_step(step.token_count, len(step.preempted))
+                    if step.tokens or (self._changes and scheduler.idle):
+                        break
+                    continue
+                self._check_integrity(scheduler)
+                self._condition.wait()
+            changes, self._changes = self._changes, []
+            tables = {request_id: scheduler.memory.table(request_id).snapshot() for request_id in step.tokens}
+            self._note_scheduled(step)
+            looked_up, found = scheduler.take_prefix_counts()
+            if looked_up:
+                self._observer.on_prefix_lookup(looked_up, found)
+        try:
+            return _Work(step, runner.prepare(step, tables, changes))
+        except Exception as error:  # noqa: BLE001 - told when the step's turn comes
+            return _Work(step, error)
 
-    def _next_step(self, runner: Runner, scheduler: Scheduler) -> Step:
-        for change in self._changes:
-            if isinstance(change, str):
-                runner.remove(change)
-            else:
-                runner.add(change, self._seeds.getrandbits(63))
-        self._changes.clear()
-        step = scheduler.schedule()
-        now = self._clock()
-        for request_id in step.tokens:
-            submitted = self._submitted.get(request_id)
-            if submitted is not None and submitted.active.times.scheduled is None:
-                submitted.active.times.scheduled = now
-        self._observer.on_step(sum(step.tokens.values()), len(step.preempted))
-        return step
+    def _compute(self, runner: Runner, work: _Work) -> _Outcome:
+        if self._stopping:
+            return _Outcome(skipped=True)
+        if isinstance(work.batch, Exception):
+            return _Outcome(error=work.batch)
+        try:
+            return _Outcome(runner.compute(work.batch))
+        except Exception as error:  # noqa: BLE001 - logged and counted by the output stage
+            return _Outcome(error=error)
+
+    def _output(self, scheduler: Scheduler, step: Step, outcome: _Outcome) -> None:
+        if not step.tokens or outcome.skipped:
+            return
+        if outcome.error is None:
+            self._failures = 0
+            self._finish_step(scheduler, step, outcome.sampled)
+            return
+        logger.error("step failed", extra={"sequences": len(step.tokens)}, exc_info=outcome.error)
+        if self._fail_step(scheduler, step):
+            self._failures += 1
+        if self._failures >= MAX_FAILED_STEPS:
+            raise GenerationError(f"{self._failures} steps in a row failed, the last with {outcome.error!r}") from outcome.error
 
     def _finish_step(self, scheduler: Scheduler, step: Step, sampled: Mapping[str, SampledToken]) -> None:
         now = self._clock()
         with self._condition:
-            submitted = {request_id: self._submitted[request_id] for request_id in sampled if request_id in self._submitted}
+            live = scheduler.live(step)
+            submitted = {request_id: self._submitted[request_id] for request_id in sampled if request_id in live}
         outputs = {request_id: one.active.push(sampled[request_id]) for request_id, one in submitted.items()}
         deliveries: list[tuple[Generation, int, str, Output]] = []
         with self._condition:
+            live = scheduler.live(step)
             ended = []
             for request_id, output in outputs.items():
-                if request_id not in self._submitted:
+                if request_id not in live:
                     continue
                 one = submitted[request_id]
                 self._observe_token(one.active, now)
                 deliveries.append((one.generation, one.index, request_id, output))
                 if output.finish_reason is not None:
                     ended.append(request_id)
-            scheduler.commit(step, ended)
-            for request_id, output in outputs.items():
-                if output.finish_reason is not None and request_id in self._submitted:
-                    self._drop(request_id, output.finish_reason)
+            scheduler.commit(step, {request_id: token.token_id for request_id, token in sampled.items()}, ended)
+            for request_id in ended:
+                reason = outputs[request_id].finish_reason
+                assert reason is not None  # noqa: S101 - it is what put the request into the list
+                self._drop(request_id, reason)
+            self._condition.notify_all()
         if deliveries:
             self._tell(_deliver, deliveries)
 
-    def _fail_step(self, scheduler: Scheduler, step: Step) -> None:
+    def _fail_step(self, scheduler: Scheduler, step: Step) -> bool:
+        """End the step's requests; False if all had ended, as after an earlier step that failed."""
         failed = GenerationFailed(GenerationError("the engine failed while it computed this request"))
         deliveries: list[tuple[Generation, int, str, Output]] = []
         with self._condition:
+            live = scheduler.live(step)
             scheduler.commit(step, failed=step.tokens)
-            for request_id in step.tokens:
-                one = self._submitted.get(request_id)
-                if one is not None:
-                    deliveries.append((one.generation, one.index, request_id, failed))
-                    self._drop(request_id, FinishReason.ABORT)
+            for request_id in live:
+                one = self._submitted[request_id]
+                deliveries.append((one.generation, one.index, request_id, failed))
+                self._drop(request_id, FinishReason.ABORT)
+            self._condition.notify_all()
         self._tell(_deliver, deliveries)
+        return bool(live)
+
+    def _note_scheduled(self, step: Step) -> None:
+        now = self._clock()
+        for request_id in step.tokens:
+            submitted = self._submitted.get(request_id)
+            if submitted is not None and submitted.active.times.scheduled is None:
+                submitted.active.times.scheduled = now
+
+    def _check_integrity(self, scheduler: Scheduler) -> None:
+        now = self._clock()
+        if scheduler.idle and now - self._checked_at >= INTEGRITY_CHECK_SECONDS:
+            self._checked_at = now
+            scheduler.check_integrity()
 
     def _observe_token(self, active: ActiveRequest, now: float) -> None:
         times = active.times
@@ -324,6 +361,13 @@ class Engine:
         else:
             self._ended.set_exception(error)
             self._ended.exception()
+
+
+def _scope(request: GenerationRequest) -> CacheScope:
+    """What a request shares cached KV with. Where every position of the prompt has to be computed, that is nothing."""
+    if request.prompt_logprobs is not None:
+        return CacheScope(salt=f"{request.cache_salt}\0{request.request_id}")
+    return CacheScope(salt=request.cache_salt)
 
 
 def _decoder(loaded: LoadedEngine, request: GenerationRequest) -> Callable[[Sequence[int]], str]:

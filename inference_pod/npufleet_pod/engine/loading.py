@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,19 +15,22 @@ from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import LoadedEngine
-from npufleet_pod.engine.resources import available_memory_bytes, cpu_count
+from npufleet_pod.engine.profiles import scheduler_policy
+from npufleet_pod.engine.resources import cpu_count
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.errors import DeviceError, ModelError, SettingsError
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    import torch
+    from npufleet_pod.engine.device import Device as ComputeDevice
 
 logger = logging.getLogger(__name__)
 
 KV_MEMORY_SHARE = 0.8
 """Share of the memory left after loading that KV may take; activations and the allocator's slack take the rest."""
+NPU_PAGE_TOKENS = 128
+"""Tokens of a page that the NPU's attention addresses (vllm-ascend's block size); a page holds whole blocks."""
 MIN_MODEL_LENGTH = 16
 DTYPE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 
@@ -86,39 +89,52 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     import torch
 
     from npufleet_kernels.dispatch import select_kernels
+    from npufleet_pod.engine.paged_kv import PagedKVCache
     from npufleet_pod.engine.runner import ModelRunner
+    from npufleet_pod.engine.warm_up import warm_up
     from npufleet_pod.models.checkpoint import open_checkpoint
     from npufleet_pod.models.decoder import load_decoder
 
     dtype = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}[files.dtype]
-    kernels = select_kernels(device.type)
-    with open_checkpoint(files.path, dtype, device) as checkpoint:
+    kernels = select_kernels(device.torch_device.type)
+    with open_checkpoint(files.path, dtype, device.torch_device) as checkpoint:
         decoder = load_decoder(files.config, checkpoint, kernels, keep_going)
-    runner = ModelRunner(decoder)
-    runner.warm_up()
-    limits = memory_limits(settings, files, _free_memory_bytes(device))
+    limits = memory_limits(settings, files, device.free_memory_bytes())
+    cache = PagedKVCache(limits.layout, files.config.layers, files.config.kv_heads, files.config.head_size, dtype, device.torch_device)
+    runner = ModelRunner(decoder, cache, device)
+    warm_up(runner, limits)
     logger.info(
         "model loaded",
         extra={
             "architecture": files.config.architecture,
             "dtype": files.dtype.value,
-            "device": device.type,
+            "device": device.torch_device.type,
             "threads": torch.get_num_threads(),
             "max_model_length": limits.max_model_length,
             "kv_blocks": limits.kv_blocks,
+            "kv_block_tokens": limits.kv_block_tokens,
+            "profile": settings.profile.value,
             "load_seconds": round(time.monotonic() - started, 3),
         },
     )
-    return LoadedEngine(runner, limits, files.config.eos_token_ids, files.tokenizer.decode)
+    return LoadedEngine(
+        runner,
+        limits,
+        files.config.eos_token_ids,
+        files.tokenizer.decode,
+        policy=scheduler_policy(settings),
+    )
 
 
-def open_device(settings: EngineSettings) -> torch.device:
+def open_device(settings: EngineSettings) -> ComputeDevice:
     """The device that the settings name, ready for use. Raises DeviceError rather than take another one."""
     # OpenMP reads it when torch loads it. Threads that spin at a barrier take the CPU from the one they wait for: where a pod shares
     # its cores, decoding was 2 to 10 times slower, and on a quiet machine it was no faster.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     import torch
+
+    from npufleet_pod.engine.device import CpuDevice, StreamDevice
 
     if settings.device is Device.NPU:
         import torch_npu  # type: ignore[import-not-found, unused-ignore] # noqa: F401 - only in the Ascend image; registers torch.npu
@@ -129,27 +145,20 @@ def open_device(settings: EngineSettings) -> torch.device:
                 "device: NPU finds no NPU: check that the pod requests one and that the driver is mounted, "
                 "or set device CPU for development"
             )
-        return torch.device("npu", 0)
+        return StreamDevice("npu", npu)
     torch.set_num_threads(settings.cpu_threads or cpu_count())
-    return torch.device("cpu")
+    return CpuDevice()
 
 
 def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) -> SchedulerLimits:
     """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit."""
-    from npufleet_pod.engine.kv_cache import BLOCK_TOKENS
-
-    block_bytes = files.config.kv_elements_per_token * DTYPE_BYTES[files.dtype] * BLOCK_TOKENS
-    limits = SchedulerLimits(
-        max_num_sequences=settings.max_num_sequences,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_queued_requests=settings.max_queued_requests,
-        max_model_length=files.max_model_length,
-        kv_blocks=1,
-        kv_block_tokens=BLOCK_TOKENS,
-    )
-    useful = settings.max_num_sequences * limits.blocks_for(files.max_model_length)
-    blocks = min(useful, int(free_bytes * KV_MEMORY_SHARE) // block_bytes)
-    held = blocks * BLOCK_TOKENS
+    block_tokens = int(settings.block_size)
+    page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1
+    page_tokens = block_tokens * page_blocks
+    page_bytes = files.config.kv_elements_per_token * DTYPE_BYTES[files.dtype] * page_tokens
+    useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens)
+    pages = min(useful, int(free_bytes * KV_MEMORY_SHARE) // page_bytes)
+    held = pages * page_tokens
     if settings.max_model_length is not None and held < settings.max_model_length:
         raise DeviceError(
             f"maxModelLength: {settings.max_model_length} tokens of KV do not fit the {free_bytes // 2**20} MiB that are left, "
@@ -159,13 +168,12 @@ def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) 
         raise DeviceError(f"memory: {free_bytes // 2**20} MiB are left after loading, too little for any KV: raise the memory limit")
     if held < files.max_model_length:
         logger.warning("memory holds less than the model's length", extra={"model_length": files.max_model_length, "kv_tokens": held})
-    return replace(limits, kv_blocks=blocks, max_model_length=min(files.max_model_length, held))
-
-
-def _free_memory_bytes(device: torch.device) -> int:
-    if device.type == "npu":
-        import torch
-
-        free, _ = torch.npu.mem_get_info(device)  # type: ignore[attr-defined] # torch_npu adds it
-        return int(free)
-    return available_memory_bytes()
+    return SchedulerLimits(
+        max_num_sequences=settings.max_num_sequences,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        max_model_length=min(files.max_model_length, held),
+        kv_blocks=pages * page_blocks,
+        kv_block_tokens=block_tokens,
+        kv_page_blocks=page_blocks,
+    )

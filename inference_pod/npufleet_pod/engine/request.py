@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from npufleet_pod.errors import GenerationError
 
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives that a request may ask for: OpenAI's limit for chats, and vLLM's."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -57,6 +60,8 @@ class GenerationRequest:
     """The same for the prompt's tokens; each of its positions is then computed, whatever a prefix cache holds."""
     priority: int = 0
     """Lower values are served earlier."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
 
 
 @dataclass(frozen=True, slots=True)

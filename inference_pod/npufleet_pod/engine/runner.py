@@ -1,97 +1,110 @@
-"""Runs the steps that the scheduler decides: builds the batch, computes it, samples."""
+"""Runs the steps that the scheduler decides: builds the batch on one thread, computes it and chooses tokens on another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from npufleet_pod.engine.kv_cache import GrowingKVCache
-from npufleet_pod.engine.request import GenerationRequest, SampledToken, StopParams
+from npufleet_pod.engine.changes import Change
+from npufleet_pod.engine.device import Device, Event
+from npufleet_pod.engine.paged_kv import PagedKVCache
+from npufleet_pod.engine.paging import PageTable
+from npufleet_pod.engine.request import SampledToken
 from npufleet_pod.engine.sampling import Sampler
+from npufleet_pod.engine.step import FUTURE_TOKEN, Step
+from npufleet_pod.engine.step_cache import StepCache
 from npufleet_pod.models.decoder import Decoder
 
-WARM_UP_TOKENS = 32
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step, ready to compute."""
 
-@dataclass(slots=True)
-class _Sequence:
-    request: GenerationRequest
-    tokens: list[int]
-    cache: GrowingKVCache | None = None
+    changes: Sequence[Change]
+    counts: Mapping[str, int]
+    starts: Mapping[str, int]
+    samples: Sequence[tuple[str, int]]
+    """Requests that get a token, each with the row of its last one."""
+    awaited: Sequence[tuple[str, int]]
+    """Requests whose input an earlier step chooses, each with its row."""
+    token_ids: Tensor
+    positions: Tensor
+    cache: StepCache
+    ready: Event
 
 
 class ModelRunner:
-    """Holds the sequences' tokens and KV caches. Used by one thread."""
+    """Holds the KV cache and what sampling remembers. `prepare` may run on another thread than the rest."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, cache: PagedKVCache, device: Device) -> None:
         self._decoder = decoder
+        self._cache = cache
+        self._device = device
         self._sampler = Sampler(decoder.config.vocab_size)
-        self._sequences: dict[str, _Sequence] = {}
+        self._newest: dict[str, int] = {}
+        """The last token chosen for each request."""
 
-    def add(self, request: GenerationRequest, seed: int) -> None:
-        """Take a request; `seed` is used unless it brings its own."""
-        self._sampler.add(request, seed, self._decoder.config.eos_token_ids)
-        self._sequences[request.request_id] = _Sequence(request, list(request.prompt_token_ids))
+    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Batch:
+        """Build the batch of `step`; `tables` are those of its requests as they were when it was decided."""
+        token_ids = np.fromiter((token for inputs in step.inputs.values() for token in inputs), dtype=np.int64)
+        ranges = [np.arange(step.starts[name], step.starts[name] + count) for name, count in step.tokens.items()]
+        last_rows = dict(zip(step.tokens, (np.cumsum(list(step.tokens.values())) - 1).tolist(), strict=True)) if step.tokens else {}
+        awaited_rows = set(np.flatnonzero(token_ids == FUTURE_TOKEN).tolist())
+        slots = [self._cache.slots(tables[name], step.starts[name], count) for name, count in step.tokens.items()]
+        with self._device.copies():
+            return Batch(
+                changes=changes,
+                counts=step.tokens,
+                starts=step.starts,
+                samples=[(name, row) for name, row in last_rows.items() if name in step.samples],
+                # Only a request's newest token can be one that is not known yet.
+                awaited=[(name, row) for name, row in last_rows.items() if row in awaited_rows],
+                token_ids=self._device.to_device(torch.from_numpy(token_ids)),
+                positions=self._device.to_device(torch.from_numpy(np.concatenate(ranges) if ranges else np.zeros(0, np.int64))),
+                cache=StepCache(
+                    self._cache,
+                    [tables[name] for name in step.tokens],
+                    list(step.tokens.values()),
+                    [step.starts[name] + count for name, count in step.tokens.items()],
+                    self._device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
+                ),
+                ready=self._device.record(),
+            )
 
-    def remove(self, request_id: str) -> None:
-        """Forget a request and free its KV; an unknown one is no error."""
-        self._sequences.pop(request_id, None)
-        self._sampler.remove(request_id)
-
-    def free_cache(self, request_ids: Iterable[str]) -> None:
-        """Free the KV of requests that were preempted or ended."""
-        for request_id in request_ids:
-            if request_id in self._sequences:
-                self._sequences[request_id].cache = None
-
-    def execute(self, tokens: Mapping[str, int]) -> dict[str, SampledToken]:
-        """Compute a step; returns the new token of each request whose tokens are now all computed."""
-        sequences = [self._sequences[request_id] for request_id in tokens]
-        counts = list(tokens.values())
+    def compute(self, batch: Batch) -> dict[str, SampledToken]:
+        """The new token of each request that gets one. Batches are computed in the order in which their steps were decided."""
+        for change in batch.changes:
+            self._apply(change)
         with torch.inference_mode():
-            hidden = self._forward(sequences, counts)
-            complete: list[str] = []
-            last_rows: list[int] = []
+            if not batch.counts:
+                return {}
+            batch.ready.wait()
+            for name, row in batch.awaited:
+                # A request without a token failed in an earlier step: what is computed of it goes nowhere.
+                batch.token_ids[row] = self._newest.get(name, 0)
+            hidden = self._decoder.forward(batch.token_ids, batch.positions, list(batch.counts.values()), batch.cache)
             end = 0
-            for (request_id, count), sequence in zip(tokens.items(), sequences, strict=True):
+            for name, count in batch.counts.items():
                 end += count
-                computed = 0 if sequence.cache is None else sequence.cache.length
-                self._sampler.observe_prompt(request_id, computed - count, hidden[end - count : end], self._decoder.logits)
-                if computed == len(sequence.tokens):
-                    complete.append(request_id)
-                    last_rows.append(end - 1)
-            sampled = self._sampler.sample(complete, self._decoder.logits(hidden[last_rows])) if complete else {}
-        for request_id, token in sampled.items():
-            self._sequences[request_id].tokens.append(token.token_id)
+                self._sampler.observe_prompt(name, batch.starts[name], hidden[end - count : end], self._decoder.logits)
+            if not batch.samples:
+                return {}
+            rows = [row for _, row in batch.samples]
+            sampled = self._sampler.sample([name for name, _ in batch.samples], self._decoder.logits(hidden[rows]))
+        self._newest.update((name, token.token_id) for name, token in sampled.items())
         return sampled
 
-    def warm_up(self) -> None:
-        """Compute a prompt and a token of no request, so that the first client does not wait for what a device prepares once."""
-        prompt = [0] * WARM_UP_TOKENS
-        request = GenerationRequest("warm-up", tuple(prompt), StopParams(max_tokens=1))
-        sequence = _Sequence(request, prompt)
-        with torch.inference_mode():
-            for count in (WARM_UP_TOKENS, 1):
-                self._decoder.logits(self._forward([sequence], [count])[-1:])
-                sequence.tokens.append(0)
+    def remove(self, request_id: str) -> None:
+        """Forget a request that no later step holds; an unknown one is no error."""
+        self._sampler.remove(request_id)
+        self._newest.pop(request_id, None)
 
-    def _forward(self, sequences: list[_Sequence], counts: list[int]) -> torch.Tensor:
-        """Hidden states (T, hidden) of the sequences' new tokens, end to end in batch order; KV is stored."""
-        device = self._decoder.device
-        token_ids: list[int] = []
-        positions: list[int] = []
-        caches: list[GrowingKVCache] = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            if sequence.cache is None:
-                sequence.cache = GrowingKVCache(self._decoder.config, self._decoder.dtype, device)
-            cache = sequence.cache
-            cache.reserve(count)
-            token_ids += sequence.tokens[cache.length : cache.length + count]
-            positions += range(cache.length, cache.length + count)
-            caches.append(cache)
-        hidden = self._decoder.forward(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), counts, caches)
-        for cache in caches:
-            cache.commit()
-        return hidden
+    def _apply(self, change: Change) -> None:
+        if isinstance(change, str):
+            self.remove(change)
+        else:
+            self._sampler.add(change.request, change.seed, self._decoder.config.eos_token_ids)

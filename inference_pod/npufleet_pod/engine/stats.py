@@ -38,6 +38,9 @@ class EngineObserver(Protocol):
 
     def on_step(self, tokens: int, preempted: int) -> None: ...
 
+    def on_prefix_lookup(self, sought: int, found: int) -> None:
+        """A request starts: so many prompt tokens were sought in the prefix cache, and so many found."""
+
     def on_first_token(self, prompt_tokens: int, ttft_seconds: float) -> None: ...
 
     def on_next_token(self, interval_seconds: float) -> None: ...

@@ -67,7 +67,7 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
         engine.abort_all(DrainDeadlineError("the replica's drain ran out of time: send the request again"))
 
     lifecycle = Lifecycle(engine.snapshot, end_all)
-    metrics.watch(engine.snapshot, lambda: lifecycle.state)
+    metrics.watch(engine.snapshot, lambda: lifecycle.state, engine.stall_ratio)
     replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
     serving = Serving(settings, files, template, engine, lifecycle, metrics, replica, int(time.time()))
     stop = asyncio.Event()

@@ -3,15 +3,18 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from npufleet_pod.engine.changes import Change
 from npufleet_pod.engine.engine import MAX_FAILED_STEPS, Engine, LoadedEngine
-from npufleet_pod.engine.request import FinishReason, GenerationRequest, SampledToken, SamplingParams
+from npufleet_pod.engine.paging import PageTable
+from npufleet_pod.engine.request import FinishReason, SampledToken, SamplingParams
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.engine.stats import EngineSnapshot
+from npufleet_pod.engine.step import Step
 from npufleet_pod.errors import (
     DrainDeadlineError,
     GenerationError,
@@ -166,20 +169,14 @@ class FaultyRunner:
 
     def __init__(self, failing: bool) -> None:
         self.failing = failing
-        self.held: set[str] = set()
 
-    def add(self, request: GenerationRequest, seed: int) -> None:
-        self.held.add(request.request_id)
+    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Step:
+        return step
 
-    def remove(self, request_id: str) -> None:
-        self.held.discard(request_id)
-
-    def free_cache(self, request_ids: Iterable[str]) -> None: ...
-
-    def execute(self, tokens: Mapping[str, int]) -> dict[str, SampledToken]:
+    def compute(self, batch: Step) -> dict[str, SampledToken]:
         if self.failing:
             raise RuntimeError("device lost")
-        return dict.fromkeys(tokens, SampledToken(7))
+        return dict.fromkeys(batch.samples, SampledToken(7))
 
 
 LIMITS = SchedulerLimits(4, 64, 4, 64, 16, 16)

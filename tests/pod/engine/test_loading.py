@@ -37,7 +37,7 @@ def test_dtype_follows_settings_then_device(wanted: Dtype, checkpoint: Dtype, de
 def test_kv_blocks_are_what_memory_allows_and_the_sequences_can_use(tiny_model: Path) -> None:
     # 2 × 2 layers × 2 heads × 16 elements × 4 bytes × 64 tokens
     block_bytes = 2 * 2 * 2 * 16 * 4 * 64
-    chosen = settings(tiny_model, max_num_sequences=2)
+    chosen = settings(tiny_model, max_num_sequences=2, block_size=64)
     files = inspect_model(chosen)
     roomy = memory_limits(chosen, files, 1000 * MIB)
     assert (roomy.kv_blocks, roomy.max_model_length) == (2 * 2048 // 64, 2048)

@@ -53,7 +53,7 @@ async def test_greedy_tokens_equal_transformers(variant: str, tmp_path: Path) ->
         {"max_num_sequences": 1},
         {"max_num_sequences": 3},
         {"max_num_batched_tokens": 16},
-        {"max_num_batched_tokens": 33, "kv_blocks": 5},
+        {"max_num_batched_tokens": 33, "kv_blocks": 10},
     ],
     ids=str,
 )

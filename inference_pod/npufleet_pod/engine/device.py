@@ -1,0 +1,108 @@
+"""What the engine needs of a device besides operations: memory, and an order between copies and compute.
+
+A CPU computes where the call is made, so its streams and events do nothing. An NPU works behind the caller's back: copies run on one
+stream and compute on another, and an event makes one wait for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from npufleet_pod.engine.resources import available_memory_bytes
+
+
+class Event(Protocol):
+    """A moment on a stream."""
+
+    def wait(self) -> None:
+        """Let the present stream go on only after that moment."""
+        ...
+
+
+class Device(Protocol):
+    """See the module."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors live."""
+        ...
+
+    def free_memory_bytes(self) -> int:
+        """Memory that can still be taken."""
+        ...
+
+    def copies(self) -> AbstractContextManager[None]:
+        """Work inside runs on the stream of copies, beside compute."""
+        ...
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """A copy of a CPU tensor on the device, made on the present stream without waiting for it."""
+        ...
+
+    def record(self) -> Event:
+        """The present moment of the present stream."""
+        ...
+
+
+class _NoEvent:
+    def wait(self) -> None:
+        pass
+
+
+class CpuDevice:
+    """The CPU: everything is done when the call returns."""
+
+    torch_device = torch.device("cpu")
+
+    def free_memory_bytes(self) -> int:
+        """What host and container leave."""
+        return available_memory_bytes()
+
+    def copies(self) -> AbstractContextManager[None]:
+        """Nothing to change."""
+        return contextlib.nullcontext()
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def record(self) -> Event:
+        """Nothing to wait for."""
+        return _NoEvent()
+
+
+class StreamDevice:
+    """A device with streams, through a namespace like `torch.npu` (torch_npu gives it the interface of torch.cuda)."""
+
+    def __init__(self, name: str, namespace: Any) -> None:
+        self.torch_device = torch.device(name, 0)
+        self._namespace = namespace
+        self._copies = namespace.Stream(device=self.torch_device)
+
+    def free_memory_bytes(self) -> int:
+        """What the driver reports."""
+        free, _ = self._namespace.mem_get_info(self.torch_device)
+        return int(free)
+
+    def copies(self) -> AbstractContextManager[None]:
+        """The stream of copies."""
+        stream: AbstractContextManager[None] = self._namespace.stream(self._copies)
+        return stream
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """Through pinned memory, so that the copy runs beside compute; torch keeps the pinned tensor until it is done."""
+        copy = tensor.pin_memory().to(self.torch_device, non_blocking=True)
+        # Compute reads it on another stream: its memory must not be given out again before that.
+        copy.record_stream(self._namespace.default_stream(self.torch_device))
+        return copy
+
+    def record(self) -> Event:
+        """An event on the present stream."""
+        event: Event = self._namespace.Event()
+        event.record()  # type: ignore[attr-defined] # of the namespace's own class
+        return event

@@ -1,0 +1,30 @@
+"""Computes a prompt and a token of no client, so that the first client does not wait for what a device prepares once."""
+
+from __future__ import annotations
+
+from npufleet_pod.engine.changes import Added, Change
+from npufleet_pod.engine.paging import KVCacheManager
+from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams
+from npufleet_pod.engine.runner import ModelRunner
+from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, SchedulerPolicy
+
+WARM_UP_TOKENS = 32
+NAME = "warm-up"
+
+
+def warm_up(runner: ModelRunner, limits: SchedulerLimits) -> None:
+    """Run the whole path from scheduling to sampling. What it leaves in the KV cache is known to nobody."""
+    scheduler = Scheduler(limits, SchedulerPolicy(), KVCacheManager(limits.layout))
+    tokens = 2
+    prompt = (0,) * max(1, min(WARM_UP_TOKENS, limits.max_model_length - tokens))
+    scheduler.add(NAME, prompt, tokens)
+    changes: list[Change] = [Added(GenerationRequest(NAME, prompt, StopParams(max_tokens=tokens), SamplingParams(temperature=0)), 0)]
+    while not scheduler.idle:
+        step = scheduler.schedule()
+        tables = {request_id: scheduler.memory.table(request_id).snapshot() for request_id in step.tokens}
+        sampled = runner.compute(runner.prepare(step, tables, changes))
+        changes = []
+        chosen = {request_id: token.token_id for request_id, token in sampled.items()}
+        tokens -= len(chosen)
+        scheduler.commit(step, chosen, () if tokens else (NAME,))
+    runner.remove(NAME)
