@@ -17,6 +17,7 @@ from npufleet_operator.errors import ApiError
 from npufleet_operator.handlers import watch
 from npufleet_operator.settings import OperatorSettings
 from npufleet_operator.shell.client import KubeClient
+from npufleet_operator.shell.crd_check import check_crds
 from npufleet_operator.shell.events import EventRecorder
 from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, POD, POOL
 from npufleet_operator.shell.mirror import Mirror
@@ -72,7 +73,7 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, port=port).start()
-        if not await _prime(watchdog, stop):
+        if not await _prime(client, watchdog, stop):
             return
         primed.set()
         logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
@@ -82,11 +83,12 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
     logger.info("stopped")
 
 
-async def _prime(watchdog: Watchdog, stop: asyncio.Event) -> bool:
+async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) -> bool:
     """Nothing is planned before everything was listed once. False when asked to stop meanwhile."""
     while not stop.is_set():
         try:
             await watchdog.prime()
+            await check_crds(client)
         except ApiError as error:
             logger.warning("waiting for the API server", extra={"error": str(error)})
             try:

@@ -14,6 +14,7 @@ CYCLES = Counter("npufleet_operator_cycles", "Observe, plan, apply cycles by res
 LAST_CYCLE = Gauge("npufleet_operator_last_cycle_timestamp_seconds", "When the pool was last planned and applied without error.", ["pool"])
 DECISIONS = Counter("npufleet_operator_decisions", "Decisions by reason.", ["pool", "reason"])
 WATCH_BEHIND = Gauge("npufleet_operator_watch_behind_objects", "Objects that a list knew and the watch did not deliver.", ["kind"])
+CRD_FIELDS_MISSING = Gauge("npufleet_operator_crd_fields_missing", "Fields that the installed CRD lacks: upgrade it.", ["crd"])
 GATEWAY_REPORTS = Counter("npufleet_operator_gateway_reports", "Reports asked of gateways, by result.", ["pool", "result"])
 POOL_NPUS = Gauge("npufleet_pool_npus", "NPUs of a pool.", ["pool", "state"])
 CLASS_NPUS = Gauge("npufleet_class_npus", "NPUs of a class.", ["pool", "workload_class", "state"])

@@ -34,7 +34,8 @@ SETTLE_SECONDS = 0.05
 """Events come in bursts; one plan serves a burst."""
 AGAIN_SECONDS = 0.5
 FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 30.0
+LAST_RETRY_SECONDS = 8.0
+"""Kept short: after an outage of the API server this is what a pool waits."""
 WARNINGS = frozenset({Reason.CLAMPED_BY_CAPACITY, Reason.CLAMPED_BY_CEILING, Reason.DRAIN_DEADLINE, Reason.REPLACED_FAILED})
 
 
