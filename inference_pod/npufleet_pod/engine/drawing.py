@@ -46,11 +46,11 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Tensor) -> T
     """
     greedy = [row for row, one in enumerate(params) if one.greedy or one.temperature < MIN_TEMPERATURE]
     if len(greedy) == len(params):
-        return logits.argmax(-1)
+        return _likeliest(logits)
     chosen = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     if greedy:
         rows = torch.tensor(greedy, device=logits.device)
-        chosen[rows] = logits[rows].argmax(-1)
+        chosen[rows] = _likeliest(logits[rows])
     taken = set(greedy)
     wide = [row for row, one in enumerate(params) if row not in taken and one.top_k == 0 and one.top_p >= 1]
     narrow = [row for row, one in enumerate(params) if row not in taken and (one.top_k > 0 or one.top_p < 1)]
@@ -61,6 +61,15 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Tensor) -> T
             here = [params[row] for row in part]
             chosen[rows] = pick(_scaled(logits[rows], here), here, numbers[part])
     return chosen
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """Index of the greatest number in each row: (N,) int64. argmax takes a NaN for the greatest of all."""
+    values, ids = logits.max(-1)
+    broken = values.isnan()
+    if bool(broken.any()):
+        ids[broken] = torch.nan_to_num(logits[broken], nan=torch.finfo(torch.float32).min, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
+    return ids
 
 
 def _scaled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

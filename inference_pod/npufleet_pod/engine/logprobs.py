@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from npufleet_pod.engine.request import TokenLogprobs
+from npufleet_pod.engine.request import MAX_TOP_LOGPROBS, TokenLogprobs
 
-MAX_TOP_LOGPROBS = 20
-"""Most alternatives that a request may ask for; OpenAI's limit for chats and vLLM's for all."""
 LOWEST_LOGPROB = -9999.0
 """What stands for an impossible token, or where the model's scores are no numbers (OpenAI, API reference of logprobs)."""
 PROMPT_ROWS = 64

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -15,9 +15,12 @@ from starlette.types import Receive, Scope, Send
 from npufleet_pod.engine.engine import Generation
 from npufleet_pod.engine.request import GenerationRequest, TokenOutput
 from npufleet_pod.errors import RequestError
+from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.errors import INTERNAL_ERROR, answer_for
+from npufleet_pod.server.logprobs import ScoredToken
+from npufleet_pod.server.progress import Piece, Progress
 from npufleet_pod.server.serving import Serving
-from npufleet_pod.server.wording import Ending, Usage, Wording
+from npufleet_pod.server.wording import Choice, Ending, Usage, Wording
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
+INLINE_SCORED_TOKENS = 1024
+"""Log probabilities of more tokens are written out on a thread, so that other clients' tokens are not held up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +44,10 @@ class AnswerPlan:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-
-
-@dataclass(slots=True)
-class _Choices:
-    """What has been generated so far."""
-
-    texts: list[list[str]]
-    endings: list[Ending | None]
-    tokens: int = 0
-    begun: set[int] = field(default_factory=set)
-
-    def add(self, index: int, output: TokenOutput) -> None:
-        self.tokens += 1
-        if output.finish_reason is not None:
-            self.endings[index] = Ending(output.finish_reason, output.stop_reason)
+    echoes: tuple[Echo, ...] = ()
+    """What precedes each answer: one per request, or none."""
+    prompt_only: bool = False
+    """Whether the answers end with the echo."""
 
 
 class GenerationResponse(Response):
@@ -66,6 +60,9 @@ class GenerationResponse(Response):
         super().__init__()
         self._serving = serving
         self._plan = plan
+        self._progress = Progress(plan.requests, plan.echoes, plan.prompt_only)
+        self._worded: set[int] = set()
+        """Choices of which a chunk was sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; whatever is left of the generation is cancelled when the client leaves."""
@@ -78,19 +75,30 @@ class GenerationResponse(Response):
             await answer_for(error).response()(scope, receive, send)
 
     async def _whole(self, generation: Generation, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = self._new_choices()
+        plan, progress = self._plan, self._progress
+        scored = [request.logprobs is not None for request in plan.requests]
+        texts: list[list[str]] = [[] for _ in scored]
+        tokens: list[list[ScoredToken]] = [[] for _ in scored]
+        endings: dict[int, Ending] = {}
         while not generation.finished:
             index, output = await generation.next()
-            choices.add(index, output)
-            choices.texts[index].append(output.text)
-        endings = [ending for ending in choices.endings if ending is not None]
-        usage = Usage(self._plan.prompt_tokens, choices.tokens)
-        body = self._plan.wording.whole(["".join(pieces) for pieces in choices.texts], endings, usage)
-        await JSONResponse(body)(scope, receive, send)
+            piece = progress.take(index, output)
+            texts[index].append(piece.text)
+            tokens[index] += piece.scored
+            if piece.ending is not None:
+                endings[index] = piece.ending
+        choices = [Choice(endings[i], texts[i], tokens[i] if scored[i] else None) for i in range(len(scored))]
+        usage = Usage(plan.prompt_tokens, progress.tokens)
+
+        def word() -> Response:
+            return JSONResponse(plan.wording.whole(choices, usage))
+
+        many = sum(map(len, tokens)) > INLINE_SCORED_TOKENS
+        answer = await asyncio.to_thread(word) if many else word()
+        await answer(scope, receive, send)
 
     async def _stream(self, generation: Generation, send: Send) -> None:
-        choices = self._new_choices()
-        events = self._events(choices, *await generation.next())
+        events = await self._events(*await generation.next())
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         try:
             while True:
@@ -98,10 +106,10 @@ class GenerationResponse(Response):
                     await send({"type": "http.response.body", "body": events, "more_body": True})
                 if generation.finished:
                     break
-                events = self._events(choices, *await generation.next())
+                events = await self._events(*await generation.next())
             last = b""
             if self._plan.include_usage:
-                last = self._event(self._plan.wording.usage_chunk(), Usage(self._plan.prompt_tokens, choices.tokens))
+                last = self._event(self._plan.wording.usage_chunk(), self._usage())
             await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
         except RequestError as error:
             await _send_last(send, answer_for(error).body())
@@ -109,17 +117,22 @@ class GenerationResponse(Response):
             logger.exception("stream failed")
             await _send_last(send, INTERNAL_ERROR.body())
 
-    def _events(self, choices: _Choices, index: int, output: TokenOutput) -> bytes:
+    async def _events(self, index: int, output: TokenOutput) -> bytes:
         """The events that one token makes: none while its text is held back."""
-        choices.add(index, output)
-        usage = Usage(self._plan.prompt_tokens, choices.tokens) if self._plan.continuous_usage else None
-        events = b""
-        if output.text:
-            events = self._event(self._plan.wording.text_chunk(index, output.text, index not in choices.begun), usage)
-            choices.begun.add(index)
-        ending = choices.endings[index]
-        if ending is not None:
-            events += self._event(self._plan.wording.end_chunk(index, ending), usage)
+        piece = self._progress.take(index, output)
+        if len(piece.scored) > INLINE_SCORED_TOKENS:
+            return await asyncio.to_thread(self._word, index, piece)
+        return self._word(index, piece)
+
+    def _word(self, index: int, piece: Piece) -> bytes:
+        wording, usage, events = self._plan.wording, self._usage() if self._plan.continuous_usage else None, b""
+        scored = piece.scored
+        if piece.text:
+            events = self._event(wording.text_chunk(index, piece.text, index not in self._worded, scored), usage)
+            self._worded.add(index)
+            scored = []
+        if piece.ending is not None:
+            events += self._event(wording.end_chunk(index, piece.ending, index not in self._worded, scored), usage)
         return events
 
     def _event(self, chunk: dict[str, Any], usage: Usage | None) -> bytes:
@@ -129,9 +142,8 @@ class GenerationResponse(Response):
             chunk["usage"] = None
         return _sse(chunk)
 
-    def _new_choices(self) -> _Choices:
-        count = len(self._plan.requests)
-        return _Choices([[] for _ in range(count)], [None] * count)
+    def _usage(self) -> Usage:
+        return Usage(self._plan.prompt_tokens, self._progress.tokens)
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
@@ -160,4 +172,4 @@ async def _send_last(send: Send, body: dict[str, Any]) -> None:
 
 
 def _sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"

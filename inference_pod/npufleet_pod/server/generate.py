@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 
 from npufleet_pod.engine.request import GenerationRequest
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError
 from npufleet_pod.server.answer import AnswerPlan
+from npufleet_pod.server.echo import Echo
+from npufleet_pod.server.infill import infill_tokens
 from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
@@ -22,12 +25,20 @@ DEFAULT_COMPLETION_TOKENS = 16
 async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
     """What `POST /v1/completions` asks for. Raises RequestError."""
     _check(serving, body)
-    prompts = [
-        await encode(serving, prompt, add_special_tokens=True) if isinstance(prompt, str) else _checked_ids(serving, prompt)
-        for prompt in body.prompts()
-    ]
-    wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model)
-    return _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id)
+    given = body.prompts()
+    prompts = [await _prompt_ids(serving, prompt, body.suffix) for prompt in given]
+    wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
+    plan = _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id)
+    if not body.echo:
+        return plan
+    scored = body.logprobs is not None
+    echoes = [await _echo(serving, prompt, body.skip_special_tokens, scored) for prompt in given]
+    return replace(
+        plan,
+        requests=tuple(replace(request, prompt_logprobs=body.logprobs) for request in plan.requests),
+        echoes=tuple(echo for echo in echoes for _ in range(body.n or 1)),
+        prompt_only=body.max_tokens == 0,
+    )
 
 
 async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
@@ -36,7 +47,7 @@ async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
     messages = [message.for_template() for message in body.messages]
     text = serving.template.render(messages, body.add_generation_prompt, body.chat_template_kwargs)
     prompt = await encode(serving, text, add_special_tokens=False)
-    wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model)
+    wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id)
 
@@ -54,7 +65,33 @@ async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> li
 def _check(serving: Serving, body: GenerationBody) -> None:
     serving.check_model(body.model)
     serving.lifecycle.check_admits()
-    body.check_supported()
+    body.check(serving.files.config.vocab_size)
+
+
+async def _prompt_ids(serving: Serving, prompt: str | list[int], suffix: str | None) -> list[int]:
+    if not suffix:
+        if isinstance(prompt, str):
+            return await encode(serving, prompt, add_special_tokens=True)
+        return _checked_ids(serving, prompt)
+    tokens = infill_tokens(serving.files.tokenizer)
+    if tokens is None:
+        raise InvalidRequestError("suffix needs a model with fill-in-the-middle tokens, this one has none: leave it out", "suffix")
+    if isinstance(prompt, str):
+        leading = serving.files.tokenizer.encode("", add_special_tokens=True)
+        prefix = await encode(serving, prompt, add_special_tokens=False)
+    else:
+        leading, prefix = [], _checked_ids(serving, prompt)
+    return tokens.prompt(leading, prefix, await encode(serving, suffix, add_special_tokens=False))
+
+
+async def _echo(serving: Serving, prompt: str | list[int], skip_special_tokens: bool, scored: bool) -> Echo:
+    tokenizer = serving.files.tokenizer
+    if isinstance(prompt, str):
+        if not scored:
+            return Echo(prompt)
+        offsets = await asyncio.to_thread(tokenizer.offsets, prompt) if len(prompt) > INLINE_ENCODE_CHARS else tokenizer.offsets(prompt)
+        return Echo(prompt, tuple(offsets))
+    return Echo.of_tokens(prompt, tokenizer, skip_special_tokens)
 
 
 def _checked_ids(serving: Serving, token_ids: list[int]) -> list[int]:
@@ -82,7 +119,8 @@ def _plan(
     for prompt in prompts:
         if len(prompt) >= limit:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens, the model holds {limit} with the answer: shorten it", "prompt")
-        max_tokens = asked_tokens if asked_tokens is not None else min(default_tokens, limit - len(prompt))
+        # Where only the prompt is wanted, the engine still computes the one token that its scores come with.
+        max_tokens = max(asked_tokens, 1) if asked_tokens is not None else min(default_tokens, limit - len(prompt))
         for _ in range(copies):
             index = len(requests)
             requests.append(
@@ -92,6 +130,9 @@ def _plan(
                     stop=body.stop_params(max_tokens),
                     sampling=body.sampling(index),
                     skip_special_tokens=body.skip_special_tokens,
+                    logprobs=body.top_logprobs_asked,
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt or "",
                 )
             )
     options = body.stream_options

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from npufleet_pod.engine.request import SamplingParams, StopParams
+from npufleet_pod.engine.request import MAX_TOP_LOGPROBS, SamplingParams, StopParams
 from npufleet_pod.errors import InvalidRequestError
 
 MAX_CHOICES = 128
@@ -21,6 +21,9 @@ StopStrings = Annotated[
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
 ]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class Body(BaseModel):
@@ -55,26 +58,27 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     skip_special_tokens: bool = True
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "presence_penalty": (None, 0.0),
-        "frequency_penalty": (None, 0.0),
-        "repetition_penalty": (None, 1.0),
-        "logit_bias": (None, {}),
-    }
-    """Fields that would change the answer and are not served, with the values that change nothing."""
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        """How many alternatives each token of the answer is to be told with; None: no log probabilities."""
+        raise NotImplementedError
 
-    def check_supported(self) -> None:
-        """Raise InvalidRequestError for a field that would have to be ignored."""
-        for name, harmless in self.unsupported.items():
-            if getattr(self, name) not in harmless:
-                raise InvalidRequestError(f"{name} is not supported: leave it out", name)
+    def check(self, vocabulary: int) -> None:
+        """Raise InvalidRequestError for fields that cannot be served, or not together."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true: leave it out or set stream", "stream_options")
+        beyond = next((token for token in self.logit_bias or () if token >= vocabulary), None)
+        if beyond is not None:
+            raise InvalidRequestError(
+                f"logit_bias holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "logit_bias"
+            )
 
     def sampling(self, choice: int) -> SamplingParams:
         """How choice `choice` is sampled; choices of a seeded request differ from each other and repeat."""
@@ -84,6 +88,10 @@ class GenerationBody(Body):
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             seed=None if self.seed is None else (self.seed + choice) % 2**63,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=tuple((self.logit_bias or {}).items()),
         )
 
     def stop_params(self, max_tokens: int) -> StopParams:
@@ -109,18 +117,29 @@ class CompletionBody(GenerationBody):
         | list[TokenId]
         | Annotated[list[list[TokenId]], Field(max_length=MAX_CHOICES)]
     )
-    best_of: int | None = None
-    echo: bool = False
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """0, together with echo: only the prompt, to score it."""
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    echo: bool | None = None
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationBody.unsupported,
-        "best_of": (None, 1),
-        "echo": (False,),
-        "suffix": (None, ""),
-        "logprobs": (None,),
-    }
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        """How many alternatives each token of the answer is to be told with; None: no log probabilities."""
+        return self.logprobs
+
+    def check(self, vocabulary: int) -> None:
+        """Raise InvalidRequestError for fields that cannot be served, or not together."""
+        super().check(vocabulary)
+        copies = self.n or 1
+        if self.best_of is not None and self.best_of != copies:
+            remedy = "leave best_of out" if self.best_of > copies else "best_of cannot be below n"
+            raise InvalidRequestError(f"best_of {self.best_of} with n {copies}: only as many as n are generated: {remedy}", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError("max_tokens is 0: ask for at least 1, or set echo to get the prompt back", "max_tokens")
+        if self.suffix and self.echo:
+            raise InvalidRequestError("echo and suffix exclude each other: leave one of them out", "echo")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or as token ids. Raises InvalidRequestError if there is none."""
@@ -176,20 +195,21 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Any] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationBody.unsupported,
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
-    }
+    @property
+    def top_logprobs_asked(self) -> int | None:
+        """How many alternatives each token of the answer is to be told with; None: no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-    def check_supported(self) -> None:
-        """Raise InvalidRequestError for a field that would have to be ignored."""
-        super().check_supported()
+    def check(self, vocabulary: int) -> None:
+        """Raise InvalidRequestError for fields that cannot be served, or not together."""
+        super().check(vocabulary)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: true: leave it out or set logprobs", "top_logprobs")
         if self.tools and self.tool_choice != "none":
             raise InvalidRequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
         if self.response_format is not None and self.response_format.type != "text":

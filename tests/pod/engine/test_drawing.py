@@ -146,6 +146,7 @@ def test_even_without_one_finite_logit_a_token_comes(bad: float) -> None:
 def test_a_forbidden_token_stays_impossible_beside_scores_that_are_no_numbers() -> None:
     logits = torch.tensor([float("-inf"), float("nan"), float("nan")])
     assert set(counts(SamplingParams(), logits=logits)) == {1, 2}
+    assert counts(SamplingParams(temperature=0), logits=torch.tensor([float("-inf"), float("nan"), 0.0])) == {2: DRAWS}
 
 
 def test_the_numbers_are_splitmix64s() -> None:

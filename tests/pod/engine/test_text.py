@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npufleet_pod.engine.text import MAX_HELD_TOKENS, REPLACEMENT, IncrementalDetokenizer, StopStringMatcher
+from npufleet_pod.engine.request import PlacedLogprobs, TokenLogprobs
+from npufleet_pod.engine.text import MAX_HELD_TOKENS, REPLACEMENT, AnswerText, IncrementalDetokenizer, StopStringMatcher
 from support.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -86,3 +87,59 @@ def test_held_text_is_given_back_when_the_stop_string_does_not_come() -> None:
     assert matcher.push("x") == ("ENx", None)
     assert matcher.push("EN") == ("", None)
     assert matcher.flush() == "EN"
+
+
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40))
+def test_sglang_31598_no_character_is_given_out_twice_or_lost_whatever_the_tokens(tokens: list[int]) -> None:
+    stream, sent = detokenizer(), ""
+    for token in tokens:
+        sent += stream.push(token)
+    sent += stream.flush()
+    whole = TOKENIZER.decode(tokens, skip_special_tokens=True)
+    assert sent.replace(REPLACEMENT, "") == whole.replace(REPLACEMENT, "")
+
+
+def answer_text(stops: list[str], include: bool = False) -> AnswerText:
+    return AnswerText(lambda token_ids: TOKENIZER.decode(token_ids, skip_special_tokens=True), stops, include)
+
+
+@given(
+    st.text(alphabet="ab🎉日 ", max_size=12),
+    st.lists(st.text(alphabet="ab🎉日 ", min_size=1, max_size=4), max_size=2),
+    st.booleans(),
+)
+def test_log_probabilities_come_with_the_text_of_their_tokens_and_only_with_text_that_is_sent(
+    text: str, stops: list[str], include: bool
+) -> None:
+    answer, sent, matched = answer_text(stops, include), "", None
+    told: list[PlacedLogprobs] = []
+    tokens = TOKENIZER.encode(text).ids
+    for token in tokens:
+        piece, matched = answer.push(token, TokenLogprobs(token, -1.0))
+        sent += piece
+        told += answer.take_logprobs()
+        assert bool(sent) >= bool(told), "log probabilities before any text"
+        assert all(one.text_offset < len(sent) for one in told)
+        if matched is not None:
+            break
+    else:
+        piece, matched = answer.finish()
+        sent += piece
+        told += answer.take_logprobs()
+    assert [one.logprobs.token_id for one in told] == tokens[: len(told)]
+    spelled = TOKENIZER.decode(tokens[: len(told)])
+    assert spelled.startswith(sent)
+    if matched is None:
+        assert told[len(tokens) :] == []
+        assert len(told) == len(tokens)
+    elif told:
+        assert told[-1].text_offset < len(sent)
+
+
+def test_text_before_matching_begins_is_never_held_nor_cut() -> None:
+    answer = answer_text(["ab"])
+    first, second, third = (TOKENIZER.encode(text).ids[0] for text in "aba")
+    assert answer.push(first, match=False) == ("a", None)
+    assert answer.push(second, match=False) == ("b", None)
+    assert answer.push(third) == ("", None)
+    assert answer.push(second) == ("", "ab")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,7 +134,7 @@ def test_sigterm_keeps_accepting_for_a_while_then_drains_and_ends_well(
     pod = own_pod(shutdown={"accept_seconds": 3, "drain_seconds": 60})
     clients = begin(pod, pool, LONG)
     pod.terminate()
-    pod.wait(lambda: pod.http.get(f"{pod.url}/ready").json()["error"]["code"] == "terminating", "terminating")
+    pod.wait(lambda: pod.http.get(f"{pod.url}/ready").json().get("error", {}).get("code") == "terminating", "terminating")
     clients += begin(pod, pool, *[LONG] * 3)
     pod.terminate()
     assert [client.tokens() for client in clients] == [400] * 4
@@ -162,6 +164,11 @@ def test_sigterm_while_loading_ends_at_once(tiny_model: Path, tmp_path: Path) ->
         pod.terminate()
         assert pod.wait_end() == 0
         assert pod.stderr == ""
+
+
+def test_the_server_answers_before_torch_is_imported() -> None:
+    program = "import sys, npufleet_pod.server.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_a_full_queue_refuses_with_429_and_departures_free_it(narrow_pod: PodProcess, pool: ThreadPoolExecutor) -> None:
