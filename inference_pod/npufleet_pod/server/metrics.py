@@ -40,6 +40,8 @@ class EngineMetrics:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that gave their KV back and were computed again.")
+        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens sought in the prefix cache.")
+        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
         self._interval = self._histogram("vllm:inter_token_latency_seconds", "Token to token.", TOKEN_BUCKETS)
         self._per_token = self._histogram("vllm:request_time_per_output_token_seconds", "Mean after the first.", TOKEN_BUCKETS)
@@ -62,10 +64,12 @@ class EngineMetrics:
         )
         self._load_seconds = self._gauge("npufleet:load_seconds", "Start of the process to ready.")
         self._max_length = self._gauge("npufleet:max_model_length", "Most tokens of prompt and answer.")
+        self._stall_ratio = self._gauge("npufleet:pipeline_stall_ratio", "Share of busy time that compute waited for its input, 0 to 1.")
         self._state = Gauge("npufleet:engine_state", "1 for the state that the engine is in.", (*LABELS, "state"), registry=self.registry)
 
-    def watch(self, snapshot: Callable[[], EngineSnapshot], state: Callable[[], EngineState]) -> None:
-        """Read load and state from these whenever the metrics are read."""
+    def watch(self, snapshot: Callable[[], EngineSnapshot], state: Callable[[], EngineState], stall_ratio: Callable[[], float]) -> None:
+        """Read load, state and the pipeline's stalls from these whenever the metrics are read."""
+        self._stall_ratio.set_function(stall_ratio)
         self._running.set_function(lambda: snapshot().running)
         self._waiting.set_function(lambda: snapshot().waiting)
         self._kv_usage.set_function(lambda: snapshot().kv_usage)
@@ -93,6 +97,11 @@ class EngineMetrics:
         if tokens > 0:
             self._iteration.observe(tokens)
         _add(self._preemptions, preempted)
+
+    def on_prefix_lookup(self, sought: int, found: int) -> None:
+        """A request starts."""
+        _add(self._prefix_queries, sought)
+        _add(self._prefix_hits, found)
 
     def on_first_token(self, prompt_tokens: int, ttft_seconds: float) -> None:
         """A request got its first token."""
