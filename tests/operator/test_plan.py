@@ -102,14 +102,16 @@ def test_fields_without_effect_are_named() -> None:
         replicas=None,  # type: ignore[arg-type]
         slo={"ttftMilliseconds": 500},
         scaling={"minReplicas": 1, "maxReplicas": 4},
-        engine={"profile": "HighConcurrencyChat", "fusionLevel": 3},
+        engine={"profile": "HighConcurrencyChat", "pipelineDepth": 4, "fusionLevel": 3},
     )
     fleet.add_model("tiny", spec)
     fleet.step()
     status, reason, message = fleet.condition("tiny", "NotYetEffective")
     assert (status, reason) == ("True", Reason.FIELDS_NOT_YET_EFFECTIVE)
-    for field in ("slo", "scaling.maxReplicas", "engine.profile", "engine.fusionLevel"):
+    for field in ("slo", "scaling.maxReplicas", "engine.fusionLevel"):
         assert field in message
+    for field in ("engine.profile", "engine.pipelineDepth"):
+        assert field not in message
 
 
 def test_scale_up_starts_the_missing_and_scale_down_drains_the_surplus() -> None:

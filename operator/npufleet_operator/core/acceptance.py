@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic.alias_generators import to_camel
 
 from npufleet_api.conditions import Reason
-from npufleet_api.model import AscendModelSpec, EngineProfile, RuntimeName
+from npufleet_api.model import AscendModelSpec, RuntimeName
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
 from npufleet_operator.core.capacity import selects
 from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
@@ -166,13 +166,6 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
 
 
 ENGINE_FIELDS_WITHOUT_EFFECT = (
-    "block_size",
-    "chunked_prefill",
-    "preemption",
-    "scheduling_policy",
-    "starvation_steps",
-    "pipeline_depth",
-    "asynchronous_execution",
     "continuous_memory",
     "fusion_level",
     "prefix_cache",
@@ -188,8 +181,6 @@ def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
         fields.append("slo (measured and shown, not scaled on)")
     if spec.replicas is None and spec.scaling.max_replicas is not None and spec.scaling.max_replicas > spec.scaling.min_replicas:
         fields.append("scaling.maxReplicas (elastic scaling; minReplicas are kept)")
-    if spec.engine.profile is not EngineProfile.BALANCED:
-        fields.append("engine.profile (only its batch sizes are used)")
     fields += [f"engine.{to_camel(name)} (not used yet)" for name in ENGINE_FIELDS_WITHOUT_EFFECT if name in spec.engine.model_fields_set]
     if spec.model.revision is not None:
         fields.append("model.revision (a volume has no revisions)")
