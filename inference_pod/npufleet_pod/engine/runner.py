@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from npufleet_pod.engine.changes import Change
+from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.device import Device, Event
 from npufleet_pod.engine.paged_kv import PagedKVCache
 from npufleet_pod.engine.paging import PageTable
@@ -33,6 +33,8 @@ class Batch:
     """Requests whose input an earlier step chooses, each with its row."""
     token_ids: Tensor
     positions: Tensor
+    rope_lengths: Tensor | None
+    """Length of sequence that each token is rotated by, where the model's rotation depends on it."""
     cache: StepCache
     ready: Event
 
@@ -47,6 +49,8 @@ class ModelRunner:
         self._sampler = Sampler(decoder.config.vocab_size)
         self._newest: dict[str, int] = {}
         """The last token chosen for each request."""
+        self._prompt_lengths: dict[str, int] = {}
+        """Of the requests that steps hold, where the rotation depends on it; known to `prepare` only."""
 
     def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Batch:
         """Build the batch of `step`; `tables` are those of its requests as they were when it was decided."""
@@ -65,6 +69,7 @@ class ModelRunner:
                 awaited=[(name, row) for name, row in last_rows.items() if row in awaited_rows],
                 token_ids=self._device.to_device(torch.from_numpy(token_ids)),
                 positions=self._device.to_device(torch.from_numpy(np.concatenate(ranges) if ranges else np.zeros(0, np.int64))),
+                rope_lengths=self._rope_lengths(step, changes),
                 cache=StepCache(
                     self._cache,
                     [tables[name] for name in step.tokens],
@@ -86,7 +91,7 @@ class ModelRunner:
             for name, row in batch.awaited:
                 # A request without a token failed in an earlier step: what is computed of it goes nowhere.
                 batch.token_ids[row] = self._newest.get(name, 0)
-            hidden = self._decoder.forward(batch.token_ids, batch.positions, list(batch.counts.values()), batch.cache)
+            hidden = self._decoder.forward(batch.token_ids, batch.positions, list(batch.counts.values()), batch.cache, batch.rope_lengths)
             end = 0
             for name, count in batch.counts.items():
                 end += count
@@ -102,6 +107,21 @@ class ModelRunner:
         """Forget a request that no later step holds; an unknown one is no error."""
         self._sampler.remove(request_id)
         self._newest.pop(request_id, None)
+
+    def _rope_lengths(self, step: Step, changes: Sequence[Change]) -> Tensor | None:
+        """(T,) int64: a prompt is rotated by its whole length however it is cut into steps, an answer's token by the length up to it."""
+        if not self._decoder.config.rope_depends_on_length:
+            return None
+        for change in changes:
+            if isinstance(change, Added):
+                self._prompt_lengths[change.request.request_id] = len(change.request.prompt_token_ids)
+            else:
+                self._prompt_lengths.pop(change, None)
+        lengths = [
+            np.maximum(np.arange(step.starts[name], step.starts[name] + count) + 1, self._prompt_lengths[name])
+            for name, count in step.tokens.items()
+        ]
+        return self._device.to_device(torch.from_numpy(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)))
 
     def _apply(self, change: Change) -> None:
         if isinstance(change, str):

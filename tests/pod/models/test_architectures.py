@@ -11,6 +11,7 @@ import torch
 from npufleet_pod.models.architectures import ARCHITECTURES, CHATGLM_ARCHITECTURES
 from npufleet_pod.models.config import load_config
 from support.greedy import transformers_greedy
+from support.local_engine import generate, local_engine, request
 from support.tiny_model import write_tiny_model
 from support.tiny_model_chatglm import write_chatglm
 from support.tiny_model_decoder import decoder_greedy, decoder_logits, load_tiny_decoder
@@ -89,15 +90,20 @@ def test_chatglm_of_long_context_turns_by_its_ratio(tmp_path: Path) -> None:
     assert decoder_greedy(load_tiny_decoder(model), PROMPTS, COUNT) == transformers_greedy(twin, PROMPTS, COUNT)
 
 
-def test_dynamic_scaling_beyond_the_window_equals_transformers_with_its_cache(tmp_path: Path) -> None:
+async def test_dynamic_scaling_beyond_the_window_equals_transformers_with_its_cache(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = write_tiny_model(tmp_path / "model", seed=3, max_positions=32, config={"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
     decoder = load_tiny_decoder(model)
     prompts = [list(range(3, 90)), list(range(40, 70)), [7, 8, 9]]
+    expected = []
     for prompt in prompts:
+        # A model of its own for each prompt: transformers keeps the frequencies of the longest sequence that it has seen.
         peer = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         generated = peer.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
-        expected = generated[0, len(prompt) :].tolist()
-        assert decoder_greedy(decoder, [prompt], 12) == [expected]
-        assert decoder_greedy(decoder, [prompt, [4, 5]], 12, chunk=16)[0] == expected
+        expected.append(generated[0, len(prompt) :].tolist())
+    assert decoder_greedy(decoder, prompts, 12) == expected
+    assert decoder_greedy(decoder, prompts, 12, chunk=16) == expected
+    requests = [request(str(i), prompt, 12) for i, prompt in enumerate(prompts)]
+    async with local_engine(model, max_num_batched_tokens=40) as engine:
+        assert await generate(engine, *requests) == expected
