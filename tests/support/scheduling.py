@@ -17,14 +17,14 @@ _numbers = itertools.count(1)
 
 
 def limits(**changes: int) -> SchedulerLimits:
-    """Small bounds: 4 sequences, 16 tokens a step, blocks of 4."""
+    """Small bounds: 4 sequences, 16 tokens a step, blocks of 16."""
     fields = {
         "max_num_sequences": 4,
         "max_num_batched_tokens": 16,
         "max_queued_requests": 8,
-        "max_model_length": 64,
+        "max_model_length": 256,
         "kv_blocks": 100,
-        "kv_block_tokens": 4,
+        "kv_block_tokens": 16,
     }
     return SchedulerLimits(**{**fields, **changes})
 

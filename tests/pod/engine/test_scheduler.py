@@ -65,11 +65,11 @@ def test_without_chunks_a_prompt_longer_than_any_step_is_divided_and_has_steps_o
 
 
 def test_first_come_first_served_and_no_one_overtakes_a_request_that_does_not_fit() -> None:
-    scheduler = new_scheduler(limits(kv_blocks=4), preemption=CONSERVATIVE)
-    scheduler.add("a", prompt(8), 4)
-    scheduler.add("big", prompt(12), 4)
+    scheduler = new_scheduler(limits(kv_blocks=4, max_num_batched_tokens=64), preemption=CONSERVATIVE)
+    scheduler.add("a", prompt(32), 16)
+    scheduler.add("big", prompt(48), 16)
     scheduler.add("small", prompt(1), 1)
-    assert run_step(scheduler).tokens == {"a": 8}
+    assert run_step(scheduler).tokens == {"a": 32}
     assert run_step(scheduler, "a").tokens == {"a": 1}
     assert list(run_step(scheduler).tokens) == ["big"]
 
@@ -94,17 +94,17 @@ def test_whoever_waited_too_long_goes_before_every_priority() -> None:
 
 
 def test_the_newest_request_gives_its_blocks_back_and_is_computed_again() -> None:
-    scheduler = new_scheduler(limits(kv_blocks=4))
-    scheduler.add("old", prompt(4), 12)
-    scheduler.add("new", prompt(8), 8)
-    assert run_step(scheduler).tokens == {"old": 4, "new": 8}
+    scheduler = new_scheduler(limits(kv_blocks=4, max_num_batched_tokens=64))
+    scheduler.add("old", prompt(16), 20)
+    scheduler.add("new", prompt(32), 32)
+    assert run_step(scheduler).tokens == {"old": 16, "new": 32}
     step = run_step(scheduler)
     assert (step.tokens, step.preempted) == ({"old": 1}, ("new",))
     assert (scheduler.running, scheduler.waiting) == (1, 1)
     for _ in range(3):
         assert list(run_step(scheduler).tokens) == ["old"]
     assert run_step(scheduler, "old").tokens == {"old": 1}
-    assert run_step(scheduler).tokens == {"new": 9}
+    assert run_step(scheduler).tokens == {"new": 33}
 
 
 def test_a_newcomer_takes_the_seat_of_who_has_had_most_and_that_only_once() -> None:
@@ -141,24 +141,24 @@ def test_a_newcomer_takes_no_seat_from_a_better_priority_or_from_who_has_no_toke
 
 
 def test_nobody_is_preempted_for_a_newcomer_that_would_not_fit_even_so() -> None:
-    scheduler = new_scheduler(limits(kv_blocks=8, max_num_sequences=3))
-    scheduler.add("a", prompt(16), 9)
+    scheduler = new_scheduler(limits(kv_blocks=8, max_num_sequences=3, max_num_batched_tokens=64))
+    scheduler.add("a", prompt(48), 9)
     run_step(scheduler)
     scheduler.add("b", prompt(2), 9)
     run_step(scheduler)
-    scheduler.add("urgent", prompt(2), 9, priority=-1)
+    scheduler.add("urgent", prompt(32), 9, priority=-1)
     run_step(scheduler)
-    scheduler.add("big", prompt(30), 2, priority=0)
+    scheduler.add("big", prompt(120), 2, priority=0)
     step = run_step(scheduler)
     assert step.preempted == ()
     assert set(step.tokens) == {"a", "b", "urgent"}
 
 
 def test_conservative_admits_only_what_can_finish_and_preempts_nobody() -> None:
-    scheduler = new_scheduler(limits(kv_blocks=8), preemption=CONSERVATIVE)
-    scheduler.add("a", prompt(4), 12)
-    scheduler.add("b", prompt(4), 8)
-    scheduler.add("c", prompt(4), 4)
+    scheduler = new_scheduler(limits(kv_blocks=8, max_num_batched_tokens=64), preemption=CONSERVATIVE)
+    scheduler.add("a", prompt(16), 48)
+    scheduler.add("b", prompt(16), 32)
+    scheduler.add("c", prompt(16), 16)
     for _ in range(7):
         step = run_step(scheduler)
         assert (set(step.tokens), step.preempted) == ({"a", "b"}, ())
@@ -225,8 +225,8 @@ def test_an_id_is_free_again_only_when_no_step_holds_it() -> None:
     [
         (0, 1, InvalidRequestError, "no tokens"),
         (1, 0, InvalidRequestError, "max_tokens is 0"),
-        (60, 5, ContextLengthError, "60 \\+ 5 tokens, the model holds 64"),
-        (30, 20, ContextLengthError, "memory holds 40"),
+        (250, 7, ContextLengthError, "250 \\+ 7 tokens, the model holds 256"),
+        (150, 11, ContextLengthError, "memory holds 160"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(prompt_tokens: int, answer: int, error: type[Exception], said: str) -> None:
@@ -263,22 +263,22 @@ class TestReportedElsewhere:
 
     def test_blocks_of_a_finished_request_are_not_reused_while_a_step_uses_them(self) -> None:
         """vllm-ascend #14055: finished or preempted requests can return KV blocks while an asynchronous step is still in flight."""
-        scheduler = new_scheduler(limits(kv_blocks=4, max_model_length=16), steps_in_flight=2)
-        scheduler.add("a", prompt(12), 4)
+        scheduler = new_scheduler(limits(kv_blocks=4, max_num_batched_tokens=64), steps_in_flight=2)
+        scheduler.add("a", prompt(48), 16)
         first, second = scheduler.schedule(), scheduler.schedule()
         used = set(scheduler.memory.table("a").pages)
-        scheduler.add("b", prompt(12), 4)
+        scheduler.add("b", prompt(48), 16)
         scheduler.commit(first, {"a": 1}, ["a"])
         assert scheduler.schedule().tokens == {}, "b can only start on pages that the second step still writes"
         commit(scheduler, second)
-        assert dict(scheduler.schedule().tokens) == {"b": 12}
+        assert dict(scheduler.schedule().tokens) == {"b": 48}
         assert used & set(scheduler.memory.table("b").pages)
 
     def test_a_shortage_preempts_one_request_and_not_all_while_frees_are_deferred(self) -> None:
         """vllm #49674: deferred KV block frees cause zero-progress preemption cascades; vllm-ascend #16315: thrashing."""
-        scheduler = new_scheduler(limits(kv_blocks=12, max_num_sequences=4, max_num_batched_tokens=64), steps_in_flight=2)
+        scheduler = new_scheduler(limits(kv_blocks=12, max_num_batched_tokens=256), steps_in_flight=2)
         for name in "abcd":
-            scheduler.add(name, prompt(11), 20)
+            scheduler.add(name, prompt(47), 80)
         first, second = scheduler.schedule(), scheduler.schedule()
         assert set(second.tokens) == set("abcd")
         commit(scheduler, first)
@@ -293,8 +293,8 @@ class TestReportedElsewhere:
     def test_a_request_longer_than_the_memory_does_not_block_the_queue_for_ever(self) -> None:
         """vllm #39734: scheduler deadlocks when a request exceeds KV cache capacity but is within max_model_len."""
         scheduler = new_scheduler(limits(kv_blocks=4))
-        with pytest.raises(ContextLengthError, match="this replica's memory holds 16"):
-            scheduler.add("never", prompt(20), 4)
+        with pytest.raises(ContextLengthError, match="this replica's memory holds 64"):
+            scheduler.add("never", prompt(60), 8)
         scheduler.add("next", prompt(2), 1)
         assert run_step(scheduler).tokens == {"next": 2}
 

@@ -1,13 +1,13 @@
 """Random lives of a scheduler: requests come, go, end early and fail while several steps are in flight.
 
-Steps are carried out on a model of the device's memory, in which every slot holds the whole text up to its token. So each step can tell
-whether what it would read is there, whoever wrote it and wherever it was moved since.
+Steps are carried out on a model of the device's memory, in which every slot holds a digest of the whole text up to its token. So each
+step can tell whether what it would read is there, whoever wrote it and wherever it was moved since.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +15,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from npufleet_pod.engine.paging import PageTable
+from npufleet_pod.engine.paging import CacheScope, PageTable
 from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits
 from npufleet_pod.engine.step import FUTURE_TOKEN, Step
 from npufleet_pod.errors import InvalidRequestError, QueueFullError
 from support.scheduling import AGGRESSIVE, CONSERVATIVE, LATENCY, THROUGHPUT, DeviceModel, new_scheduler
 
-Text = tuple[int, ...]
+
+def digests(text: Sequence[int]) -> list[int]:
+    """Of every beginning of a text."""
+    seen: list[int] = []
+    for token in text:
+        seen.append(hash((seen[-1] if seen else None, token)))
+    return seen
 
 
-def next_token(text: Text) -> int:
+def next_token(text: Sequence[int]) -> int:
     """The model: what follows a text."""
-    return hash(text) % 3
+    return digests(text)[-1] % 3
 
 
 @dataclass
@@ -39,11 +45,11 @@ class Flight:
 bounds = st.builds(
     SchedulerLimits,
     max_num_sequences=st.integers(1, 5),
-    max_num_batched_tokens=st.integers(1, 20),
+    max_num_batched_tokens=st.integers(1, 90),
     max_queued_requests=st.integers(0, 5),
-    max_model_length=st.integers(16, 64),
+    max_model_length=st.integers(16, 200),
     kv_blocks=st.integers(4, 24),
-    kv_block_tokens=st.sampled_from([1, 4, 16]),
+    kv_block_tokens=st.sampled_from([16, 16, 32]),
     kv_page_blocks=st.sampled_from([1, 1, 2]),
 )
 
@@ -77,15 +83,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: Counter[str] = Counter()
         self.added = 0
 
-    @rule(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=40), answer=st.integers(1, 24), priority=st.integers(-1, 1))
-    def add(self, prompt: list[int], answer: int, priority: int) -> None:
+    @rule(
+        shared=st.integers(0, 5),
+        own=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        answer=st.integers(1, 40),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "", "other"]),
+    )
+    def add(self, shared: int, own: list[int], answer: int, priority: int, salt: str) -> None:
+        prompt = [index % 3 for index in range(16 * shared)] + own
         name = f"r{self.added}"
         try:
-            self.scheduler.add(name, prompt, answer, priority=priority)
+            self.scheduler.add(name, prompt, answer, priority=priority, scope=CacheScope(salt=salt))
         except (InvalidRequestError, QueueFullError):
             return
         self.added += 1
-        self.texts[name], self.left[name] = list(prompt), answer
+        self.texts[name], self.left[name] = prompt, answer
 
     @precondition(lambda self: self.left)
     @rule(data=st.data())
@@ -119,18 +132,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             start, table = step.starts[name], flight.tables[name]
             if name not in self.left:
                 # It ended: what is written for it must hurt nobody, which the others' reads tell.
-                self.device.write(table, start, [(-1,)] * count)
+                self.device.write(table, start, [None] * count)
                 continue
             text = self.texts[name]
             inputs = list(step.inputs[name])
             if inputs[-1] == FUTURE_TOKEN:
                 inputs[-1] = text[start + count - 1]
             assert inputs == text[start : start + count]
-            assert self.device.read(table, start) == [tuple(text[: index + 1]) for index in range(start)], f"{name} would read others' KV"
-            self.device.write(table, start, [tuple(text[: index + 1]) for index in range(start, start + count)])
+            seen = digests(text)
+            assert self.device.read(table, start) == seen[:start], f"{name} would read what is not its own"
+            self.device.write(table, start, seen[start : start + count])
             assert (name in step.samples) == (start + count == len(text))
             if name in step.samples:
-                flight.sampled[name] = next_token(tuple(text))
+                flight.sampled[name] = next_token(text)
                 text.append(flight.sampled[name])
 
     @precondition(lambda self: self.flights and self.flights[0].sampled is not None)
