@@ -31,6 +31,9 @@ class Tier(IntEnum):
     DISK = 2
 
 
+TIERS = tuple(Tier)
+
+
 class _Page:
     __slots__ = ("generation", "group", "tier")
 
@@ -53,7 +56,7 @@ class _Group:
         # Each request counts as one observation however long it is: its pages are used together or not at all.
         self.weight = 1.0 / members
         self.members: dict[Hashable, _Page] = {}
-        self.evictable: tuple[dict[Hashable, None], ...] = tuple({} for _ in Tier)
+        self.evictable: tuple[dict[Hashable, None], ...] = tuple({} for _ in TIERS)
 
     @property
     def entered(self) -> float:
@@ -77,12 +80,12 @@ class PredictiveAccessPattern:
         self._pages: dict[Hashable, _Page] = {}
         self._groups: dict[int, _Group] = {}
         self._timers: list[tuple[float, int]] = []
-        self._cells: tuple[defaultdict[_Cell, dict[int, _Group]], ...] = tuple(defaultdict(dict) for _ in Tier)
-        self._queues: tuple[list[tuple[float, _Cell]], ...] = tuple([] for _ in Tier)
-        self._queued: tuple[set[_Cell], ...] = tuple(set() for _ in Tier)
-        self._oldest: tuple[list[int], ...] = tuple([] for _ in Tier)
+        self._cells: tuple[defaultdict[_Cell, dict[int, _Group]], ...] = tuple(defaultdict(dict) for _ in TIERS)
+        self._queues: tuple[list[tuple[float, _Cell]], ...] = tuple([] for _ in TIERS)
+        self._queued: tuple[set[_Cell], ...] = tuple(set() for _ in TIERS)
+        self._oldest: tuple[list[int], ...] = tuple([] for _ in TIERS)
         self._values: dict[Kind, list[float]] = {}
-        self._evictable = [0] * len(Tier)
+        self._evictable = [0] * len(TIERS)
         self._numbers = 0
         self._requests = 0
         self._now = 0.0
@@ -224,11 +227,11 @@ class PredictiveAccessPattern:
             weight = group.weight * len(group.members)
             left = group.since + AGE_EDGES_SECONDS[group.age_bin + 1]
             self._model.leave(group.kind, group.age_bin, weight, group.entered, left, used=False)
-            for tier in Tier:
+            for tier in TIERS:
                 self._cells[tier][group.kind, group.age_bin].pop(number, None)
             group.age_bin += 1
             self._model.enter(group.kind, group.age_bin, weight, left)
-            for tier in Tier:
+            for tier in TIERS:
                 if group.evictable[tier]:
                     self._offer(group, tier)
             if group.age_bin + 1 < BINS:
@@ -245,7 +248,7 @@ class PredictiveAccessPattern:
         self._model.decay(self._now)
         kinds = self._model.kinds
         self._values = dict(zip(kinds, self._model.values(kinds, self._now), strict=True))
-        for tier in Tier:
+        for tier in TIERS:
             filled = [cell for cell, groups in self._cells[tier].items() if groups]
             self._queues[tier][:] = [(self._values[kind][age_bin], (kind, age_bin)) for kind, age_bin in filled]
             heapq.heapify(self._queues[tier])

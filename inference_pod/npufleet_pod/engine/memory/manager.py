@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from npufleet_pod.engine.memory.access_pattern import PredictiveAccessPattern, Tier
+from npufleet_pod.engine.memory.access_pattern import TIERS, PredictiveAccessPattern, Tier
 from npufleet_pod.engine.memory.blocks import AscendBlockAllocator, HierarchicalBlockTable
 from npufleet_pod.engine.memory.errors import MemoryStateError
 from npufleet_pod.engine.memory.layout import NO_SCOPE, CacheLayout, CacheScope, PrefixMatch, Room, Transfer
@@ -102,7 +102,7 @@ class KVCacheManager:
 
     def match(self, tokens: Sequence[int], scope: CacheScope = NO_SCOPE) -> PrefixMatch:
         """What `admit` would find, by tier. Changes nothing. The last token never matches: something has to be computed."""
-        counts = [0] * len(Tier)
+        counts = [0] * len(TIERS)
         for page in self._find(tokens, scope)[1]:
             if page.tier is not None:
                 counts[page.tier] += self.layout.page_tokens

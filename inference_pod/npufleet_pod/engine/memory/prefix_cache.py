@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 
-from npufleet_pod.engine.memory.access_pattern import Tier
+from npufleet_pod.engine.memory.access_pattern import TIERS, Tier
 from npufleet_pod.engine.memory.errors import MemoryStateError
 from npufleet_pod.engine.memory.layout import CacheLayout, CacheScope
 
@@ -39,7 +39,7 @@ class CachedPage:
         self.moving = False
         """A worker reads it from disk, or writes it there."""
         self.children: dict[bytes, CachedPage] = {}
-        self.children_on = [0] * len(Tier)
+        self.children_on = [0] * len(TIERS)
         self.first_blocks: dict[bytes, CachedPage] = {}
 
 
@@ -148,10 +148,13 @@ class PrefixCache:
             self._on_device[place] = page
 
     def leaf(self, page: CachedPage) -> CachedPage:
-        """A page behind `page`, or itself, with none behind it on the same tier: what is behind a page is of no use without it."""
+        """A page behind `page`, or itself, with none behind it that stays on the same tier: what is behind a page is of no use without it."""
         tier = page.tier
         while tier is not None and page.children_on[tier]:
-            page = next(child for child in page.children.values() if child.tier is tier)
+            staying = next((child for child in page.children.values() if child.tier is tier and not child.moving), None)
+            if staying is None:
+                break
+            page = staying
         return page
 
     def subtree(self, page: CachedPage) -> list[CachedPage]:
@@ -177,7 +180,7 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Raise MemoryStateError if the tree contradicts itself."""
         for page in [*self._roots.values(), *self._pages.values()]:
-            counts = [0] * len(Tier)
+            counts = [0] * len(TIERS)
             for child in page.children.values():
                 if child.parent is not page or self._pages.get(child.digest) is not child:
                     raise MemoryStateError(f"page {child.digest.hex()} is a child of a page that is not its parent")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from npufleet_pod.engine.memory.access_pattern import PredictiveAccessPattern, Tier
+from npufleet_pod.engine.memory.access_pattern import TIERS, PredictiveAccessPattern, Tier
 from npufleet_pod.engine.memory.blocks import AscendBlockAllocator
 from npufleet_pod.engine.memory.errors import MemoryStateError
 from npufleet_pod.engine.memory.layout import Copy, Load, Store, Transfer
@@ -208,7 +208,7 @@ class Residency:
         self._cache.check_integrity()
         slots: list[int] = [*self._freed_slots]
         files = 0
-        evictable = [0] * len(Tier)
+        evictable = [0] * len(TIERS)
         for page in self._cache:
             parent = page.parent
             if page.tier is Tier.DEVICE:
@@ -227,7 +227,7 @@ class Residency:
             else:
                 raise MemoryStateError(f"page {page.digest.hex()} is cached nowhere")
         slots += [move.host_slot for move, page in self._moves.values() if page is None or page.tier is not Tier.HOST]
-        counted = [self._pattern.evictable(tier) for tier in Tier]
+        counted = [self._pattern.evictable(tier) for tier in TIERS]
         if evictable != counted or evictable[Tier.DEVICE] != self._allocator.retained:
             raise MemoryStateError(
                 f"{evictable} pages are evictable by tier, {counted} are ranked and {self._allocator.retained} retained on the device"
