@@ -17,7 +17,7 @@ from pathlib import Path
 from devcluster import binaries, cgroups, materials, network, preflight, versions
 from devcluster.cluster import Cluster, Progress, say
 from devcluster.control import Request, ask
-from devcluster.errors import CommandError, ComponentError, NotRunningError
+from devcluster.errors import CommandError, ComponentError, ConfigError, NotRunningError
 from devcluster.launch import launch, start_time
 from devcluster.paths import Layout, state_home
 from devcluster.settings import ClusterSettings, NpuSettings, default_mounts, load, outermost
@@ -226,6 +226,7 @@ def clear_leftovers(layout: Layout) -> None:
     Ending the launcher ends the namespaces' first process, and the kernel everything in them. Raises ComponentError
     when a process survives that.
     """
+    ran = _launcher_lives(layout) or bool(cgroups.processes(layout.group))
     if _launcher_lives(layout):
         with contextlib.suppress(ProcessLookupError):
             os.kill(json.loads(layout.launcher.read_text())["pid"], signal.SIGKILL)
@@ -235,6 +236,18 @@ def clear_leftovers(layout: Layout) -> None:
             raise ComponentError(f"processes {sorted(remaining)} of cluster {layout.root.name!r} do not end; end them by hand")
         time.sleep(_POLL_SECONDS)
     cgroups.remove(layout.group)
+    if ran:
+        _wait_for_link(layout, deadline)
+
+
+def _wait_for_link(layout: Layout, deadline: float) -> None:
+    """The kernel takes a network namespace, and with it the host's link and routes, down some time after its last process."""
+    try:
+        link = load(layout).network.host_link
+    except (NotRunningError, ConfigError):
+        return
+    while Path("/sys/class/net", link).exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def _shut_down(layout: Layout) -> None:
@@ -243,6 +256,7 @@ def _shut_down(layout: Layout) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
     while is_running(layout) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+    _wait_for_link(layout, deadline)
 
 
 def down(name: str = "dev", *, keep_data: bool = False, progress: Progress = say) -> bool:
