@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.replacement import belady_hits, infinite_hits, lru_hits, s3fifo_hits
 from benchmarks.traces import TraceError, TraceRequest, die, read_trace
@@ -51,9 +52,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prefix_cache", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--trace", type=Path, required=True, help="a request trace in Mooncake's format")
-    parser.add_argument(
-        "--capacity", type=float, default=0.05, help="memory as a share of the distinct blocks, over 0 up to 1 (default: 0.05)"
-    )
+    parser.add_argument("--capacity", type=float, default=0.05, help="memory as a share of the distinct blocks (default: 0.05)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
     if not 0 < arguments.capacity <= 1:
@@ -72,7 +71,7 @@ def main() -> None:
     print(f"with tiers {100 * result['tiered_hit_rate']:6.2f} %")
 
 
-def measure(requests: Sequence[TraceRequest], capacity_share: float) -> dict[str, object]:
+def measure(requests: Sequence[TraceRequest], capacity_share: float) -> dict[str, Any]:
     """All figures of one trace at one capacity."""
     blocks = [block for request in requests for block in request.hash_ids]
     distinct = len(set(blocks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-SLACK_SHARE = 0.02
+SLACK_SHARE = 0.005
 """Hits, as a share of the capacity, that prediction may lose to recency before it is suspended."""
 MIN_SLACK_HITS = 16
 FIRST_PAUSE_USES = 4

@@ -148,7 +148,7 @@ class PrefixCache:
             self._on_device[place] = page
 
     def leaf(self, page: CachedPage) -> CachedPage:
-        """A page behind `page`, or itself, with none behind it that stays on the same tier: what is behind a page is of no use without it."""
+        """A page behind `page`, or itself, with none behind it that stays on its tier: what is behind a page is of no use without it."""
         tier = page.tier
         while tier is not None and page.children_on[tier]:
             staying = next((child for child in page.children.values() if child.tier is tier and not child.moving), None)
