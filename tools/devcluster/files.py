@@ -20,6 +20,16 @@ HOST_MOUNT_ROOT = "/.devcluster"
 CNI_PLUGINS = "/usr/lib/cni"
 
 
+_LINK_AGAIN = f"""\
+root=$(sed -n 's/.*"bundle":"\\([^"]*\\)".*/\\1/p')/rootfs
+[ -L "$root/usr" ] || exit 0
+for path do
+  [ -L "$root$path" ] || [ -e "$root$path" ] || {{ mkdir -p "$(dirname "$root$path")" && ln -s "{HOST_MOUNT_ROOT}$path" "$root$path"; }}
+done
+"""
+"""A volume may hide links of the development image, as one at /tmp hides those to a checkout below it: they are made again in it."""
+
+
 def _quoted(value: str | Path) -> str:
     # JSON's string syntax is a subset of TOML's basic strings.
     return json.dumps(str(value))
@@ -77,6 +87,8 @@ def base_spec(default_spec: str, mounts: tuple[Path, ...]) -> str:
                 "options": ["rbind", "ro", "nosuid", "nodev"],
             }
         )
+    hooks = spec.setdefault("hooks", {})
+    hooks["createContainer"] = [{"path": "/bin/sh", "args": ["sh", "-c", _LINK_AGAIN, "sh", *map(str, mounts)]}]
     # The default raises no limit, but setting any needs CAP_SYS_RESOURCE, which build machines often lack.
     spec["process"].pop("rlimits", None)
     return json.dumps(spec, indent=1)
