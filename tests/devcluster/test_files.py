@@ -44,21 +44,21 @@ def test_containers_see_host_folders_only_read_only_and_only_under_one_folder() 
 
 
 def test_links_that_a_volume_hides_are_made_again_in_it_and_other_images_are_let_be(tmp_path: Path) -> None:
-    spec = json.loads(files.base_spec('{"mounts": [], "process": {}}', (Path("/usr"), Path("/tmp/checkout/.venv"))))
+    spec = json.loads(files.base_spec('{"mounts": [], "process": {}}', (Path("/usr"), Path("/opt/volume/checkout"))))
     (hook,) = spec["hooks"]["createContainer"]
     root = tmp_path / "rootfs"
-    (root / "tmp").mkdir(parents=True)
+    (root / "opt/volume").mkdir(parents=True)
     state = json.dumps({"ociVersion": "1.0.2", "id": "x", "bundle": str(tmp_path)}, separators=(",", ":"))
 
     def run_hook() -> None:
         subprocess.run([hook["path"], *hook["args"][1:]], input=state, text=True, check=True)
 
     run_hook()
-    assert list((root / "tmp").iterdir()) == [], "an image with a /usr of its own"
+    assert list((root / "opt/volume").iterdir()) == [], "an image with a /usr of its own"
     (root / "usr").symlink_to("/.devcluster/usr")
     for _ in range(2):
         run_hook()
-        assert (root / "tmp/checkout/.venv").readlink() == Path("/.devcluster/tmp/checkout/.venv")
+        assert (root / "opt/volume/checkout").readlink() == Path("/.devcluster/opt/volume/checkout")
         assert (root / "usr").readlink() == Path("/.devcluster/usr")
 
 
