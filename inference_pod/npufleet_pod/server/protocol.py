@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -39,7 +40,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(Body):
+class GenerationBody(Body, ABC):
     """What completions and chat have in common: OpenAI's fields, and those that vLLM adds."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -66,9 +67,9 @@ class GenerationBody(Body):
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
     @property
+    @abstractmethod
     def top_logprobs_asked(self) -> int | None:
         """How many alternatives each token of the answer is to be told with; None: no log probabilities."""
-        raise NotImplementedError
 
     def check(self, vocabulary: int) -> None:
         """Raise InvalidRequestError for fields that cannot be served, or not together."""

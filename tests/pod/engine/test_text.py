@@ -143,3 +143,15 @@ def test_text_before_matching_begins_is_never_held_nor_cut() -> None:
     assert answer.push(second, match=False) == ("b", None)
     assert answer.push(third) == ("", None)
     assert answer.push(second) == ("", "ab")
+
+
+def test_tokens_without_text_at_the_end_keep_their_log_probabilities() -> None:
+    answer = answer_text([])
+    special = 1
+    told: list[PlacedLogprobs] = []
+    for token in [*TOKENIZER.encode("a").ids, special, special]:
+        answer.push(token, TokenLogprobs(token, -1.0))
+        told += answer.take_logprobs()
+    assert len(told) == 1
+    assert answer.finish() == ("", None)
+    assert [one.logprobs.token_id for one in answer.take_logprobs()] == [special, special]

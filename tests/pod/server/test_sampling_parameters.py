@@ -94,6 +94,18 @@ def test_an_echo_without_tokens_only_scores_the_prompt(client: OpenAI, oracle: A
     assert complete(client, prompt="the hello", echo=True, max_tokens=0).choices[0].text == "the hello"
 
 
+def test_a_prompt_that_is_cached_already_is_scored_as_before(client: OpenAI) -> None:
+    prompt = [3 + index * 7 % 200 for index in range(300)]
+    first = complete(client, prompt=prompt, max_tokens=4)
+    scored = [complete(client, prompt=prompt, echo=True, logprobs=1, max_tokens=4, n=n).choices for n in (1, 2)]
+    assert len({choice.text for choices in scored for choice in choices}) == 1
+    assert scored[0][0].text.endswith(first.choices[0].text)
+    values = [choice.logprobs.token_logprobs for choices in scored for choice in choices]
+    for one in values:
+        assert None not in one[1:]
+        assert one[1:] == pytest.approx(values[0][1:], abs=1e-4)
+
+
 def test_an_echo_precedes_every_choice_whole_and_streamed(client: OpenAI) -> None:
     plain = [complete(client, prompt=text).choices[0].text for text in ("one ", "two ")]
     whole = complete(client, prompt=["one ", "two "], echo=True, n=2)
