@@ -50,7 +50,7 @@ BODIES: dict[str, tuple[str, Any]] = {
     "top_p above one": (CHAT, _chat(top_p=1.5)),
     "n of a thousand": (CHAT, _chat(n=1000)),
     "tools": (CHAT, _chat(tools=[{"type": "function", "function": {"name": "f"}}])),
-    "too many logprobs": (CHAT, _chat(logprobs=True, top_logprobs=21)),
+    "top_logprobs without logprobs": (CHAT, _chat(top_logprobs=3)),
     "stream of another type": (CHAT, _chat(stream="maybe")),
     "no prompt": (COMPLETIONS, {"max_tokens": 4}),
     "empty prompt": (COMPLETIONS, {"prompt": ""}),
