@@ -47,6 +47,10 @@ class LoadCancelledError(PodError):
     """Loading was given up since the process ends."""
 
 
+class TransferError(PodError):
+    """KV could not be moved between memories: what the prefix cache says it holds may not be there. Ends the engine."""
+
+
 class RequestError(PodError):
     """A request is not served. `param` names the field at fault, where there is one."""
 

@@ -26,6 +26,7 @@ class Recorder:
         self.finished: list[FinishedRequest] = []
         self.step_tokens: list[int] = []
         self.preempted = 0
+        self.sought = self.found = 0
 
     def on_step(self, tokens: int, preempted: int) -> None:
         self.step_tokens.append(tokens)
@@ -33,6 +34,8 @@ class Recorder:
 
     def on_prefix_lookup(self, sought: int, found: int) -> None:
         assert 0 <= found <= sought
+        self.sought += sought
+        self.found += found
 
     def on_first_token(self, prompt_tokens: int, ttft_seconds: float) -> None:
         assert ttft_seconds >= 0

@@ -9,19 +9,22 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from npufleet_pod.engine.active import ActiveRequest, Times
 from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.generation import Generation as Generation
-from npufleet_pod.engine.paging import CacheScope, KVCacheManager, PageTable
+from npufleet_pod.engine.memory.layout import CacheScope
+from npufleet_pod.engine.memory.manager import KVCacheManager
+from npufleet_pod.engine.memory.residency import ResidencyStats
 from npufleet_pod.engine.pipeline import PipelineController, ThreeStagePipeline
 from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken
 from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, SchedulerPolicy
 from npufleet_pod.engine.stats import EngineObserver, EngineSnapshot
 from npufleet_pod.engine.step import Step
-from npufleet_pod.errors import GenerationError, LoadCancelledError
+from npufleet_pod.engine.tiering import Tiers
+from npufleet_pod.errors import GenerationError, LoadCancelledError, TransferError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ INTEGRITY_CHECK_SECONDS = 30.0
 class Runner(Protocol):
     """Computes steps; see `runner.ModelRunner`. `prepare` is called on one thread, `compute` on another, each in order."""
 
-    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Any: ...
+    def prepare(self, step: Step, changes: Sequence[Change]) -> Any: ...
 
     def compute(self, batch: Any) -> dict[str, SampledToken]: ...
 
@@ -49,6 +52,8 @@ class LoadedEngine:
     decode: Callable[[Sequence[int], bool], str]
     """Text of token ids; the flag leaves special tokens out."""
     policy: SchedulerPolicy = field(default_factory=SchedulerPolicy)
+    prefix_cache: bool = True
+    tiers: Tiers = field(default_factory=Tiers)
 
 
 @dataclass(slots=True)
@@ -131,6 +136,11 @@ class Engine:
         """Share of the last seconds' busy time that compute waited for its input, 0 to 1."""
         return 0.0 if self._controller is None else self._controller.stall_ratio
 
+    def residency(self) -> ResidencyStats:
+        """What KV moved between device, host and disk so far."""
+        with self._condition:
+            return ResidencyStats() if self._scheduler is None else replace(self._scheduler.memory.residency_stats)
+
     def pipeline_seconds(self) -> tuple[float, float]:
         """How long compute has waited for work that was there, and how long it has worked."""
         return (0.0, 0.0) if self._controller is None else (self._controller.waited_seconds, self._controller.computed_seconds)
@@ -196,25 +206,30 @@ class Engine:
         error: BaseException | None = None
         try:
             loaded = self._load(self._keep_going)
-            memory = KVCacheManager(loaded.limits.layout)
-            controller = PipelineController(loaded.policy.steps_in_flight, self._clock)
-            with self._condition:
-                self._loaded, self._controller = loaded, controller
-                self._scheduler = scheduler = Scheduler(loaded.limits, loaded.policy, memory)
-            self._tell(self._set_ready, loaded, None)
-            ThreeStagePipeline[_Work, _Outcome](
-                lambda: self._prepare(loaded.runner, scheduler),
-                lambda work: self._compute(loaded.runner, work),
-                lambda work, outcome: self._output(scheduler, work.step, outcome),
-                controller,
-                self._stop_preparing,
-            ).run()
+            with contextlib.closing(loaded.tiers):
+                self._serve(loaded)
         except LoadCancelledError:
             pass
         except BaseException as caught:  # noqa: BLE001 - handed to whoever waits for the thread
             error = caught
         self._stop_preparing()
         self._tell(self._set_ended, error)
+
+    def _serve(self, loaded: LoadedEngine) -> None:
+        tiers = loaded.tiers
+        memory = KVCacheManager(loaded.limits.layout, self._clock, prefix_caching=loaded.prefix_cache, host=tiers.host, disk=tiers.disk)
+        controller = PipelineController(loaded.policy.steps_in_flight, self._clock)
+        with self._condition:
+            self._loaded, self._controller = loaded, controller
+            self._scheduler = scheduler = Scheduler(loaded.limits, loaded.policy, memory)
+        self._tell(self._set_ready, loaded, None)
+        ThreeStagePipeline[_Work, _Outcome](
+            lambda: self._prepare(loaded.runner, scheduler),
+            lambda work: self._compute(loaded.runner, work),
+            lambda work, outcome: self._output(scheduler, work.step, outcome),
+            controller,
+            self._stop_preparing,
+        ).run()
 
     def _prepare(self, runner: Runner, scheduler: Scheduler) -> _Work | None:
         """Wait for something to compute and make a batch of it; None once the engine is stopped."""
@@ -231,14 +246,16 @@ class Engine:
                 self._check_integrity(scheduler)
                 self._condition.wait()
             changes, self._changes = self._changes, []
-            tables = {request_id: scheduler.memory.table(request_id).snapshot() for request_id in step.tokens}
             self._note_scheduled(step)
             looked_up, found = scheduler.take_prefix_counts()
             if looked_up:
                 self._observer.on_prefix_lookup(looked_up, found)
         try:
-            return _Work(step, runner.prepare(step, tables, changes))
-        except Exception as error:  # noqa: BLE001 - told when the step's turn comes
+            return _Work(step, runner.prepare(step, changes))
+        except Exception as error:
+            if step.transfers:
+                # The bookkeeping counts on them.
+                raise
             return _Work(step, error)
 
     def _compute(self, runner: Runner, work: _Work) -> _Outcome:
@@ -248,6 +265,8 @@ class Engine:
             return _Outcome(error=work.batch)
         try:
             return _Outcome(runner.compute(work.batch))
+        except TransferError:
+            raise
         except Exception as error:  # noqa: BLE001 - logged and counted by the output stage
             return _Outcome(error=error)
 

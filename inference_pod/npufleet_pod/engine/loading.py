@@ -18,6 +18,7 @@ from npufleet_pod.engine.engine import LoadedEngine
 from npufleet_pod.engine.profiles import scheduler_policy
 from npufleet_pod.engine.resources import cpu_count
 from npufleet_pod.engine.scheduler import SchedulerLimits
+from npufleet_pod.engine.tiering import MIB, open_tiers
 from npufleet_pod.errors import DeviceError, ModelError, SettingsError
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 KV_MEMORY_SHARE = 0.8
 """Share of the memory left after loading that KV may take; activations and the allocator's slack take the rest."""
+CACHED_SHARE = 2
+"""With a prefix cache, up to so many times the KV that running requests can hold is of use."""
 NPU_PAGE_TOKENS = 128
 """Tokens of a page that the NPU's attention addresses (vllm-ascend's block size); a page holds whole blocks."""
 MIN_MODEL_LENGTH = 16
@@ -103,6 +106,9 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     cache = PagedKVCache(limits.layout, files.config.layers, files.config.kv_heads, files.config.head_size, dtype, device.torch_device)
     runner = ModelRunner(decoder, cache, device)
     warm_up(runner, limits)
+    tiers = open_tiers(settings, cache.page_bytes)
+    if tiers.host is not None and tiers.host.buffer is not None:
+        cache.attach_host(tiers.host.buffer)
     logger.info(
         "model loaded",
         extra={
@@ -123,6 +129,8 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
         files.config.eos_token_ids,
         files.tokenizer.decode,
         policy=scheduler_policy(settings),
+        prefix_cache=settings.prefix_cache and not files.config.rope_depends_on_length,
+        tiers=tiers,
     )
 
 
@@ -156,7 +164,9 @@ def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) 
     page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1
     page_tokens = block_tokens * page_blocks
     page_bytes = files.config.kv_elements_per_token * DTYPE_BYTES[files.dtype] * page_tokens
-    useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens)
+    if settings.device is Device.CPU:
+        free_bytes = max(0, free_bytes - settings.host_cache_mi * MIB)
+    useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens) * (CACHED_SHARE if settings.prefix_cache else 1)
     pages = min(useful, int(free_bytes * KV_MEMORY_SHARE) // page_bytes)
     held = pages * page_tokens
     if settings.max_model_length is not None and held < settings.max_model_length:

@@ -24,5 +24,6 @@ def scheduler_policy(settings: EngineSettings) -> SchedulerPolicy:
         preemption=settings.preemption,
         policy=settings.scheduling_policy,
         starvation_steps=settings.starvation_steps,
+        continuous_memory=settings.continuous_memory,
         steps_in_flight=settings.pipeline_depth if settings.asynchronous_execution else 1,
     )

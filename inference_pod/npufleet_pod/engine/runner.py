@@ -11,12 +11,13 @@ from torch import Tensor
 
 from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.device import Device, Event
-from npufleet_pod.engine.paged_kv import PagedKVCache
-from npufleet_pod.engine.paging import PageTable
+from npufleet_pod.engine.memory.layout import Transfer
+from npufleet_pod.engine.paged_kv import PagedKVCache, Place
 from npufleet_pod.engine.request import SampledToken
 from npufleet_pod.engine.sampling import Sampler
 from npufleet_pod.engine.step import FUTURE_TOKEN, Step
 from npufleet_pod.engine.step_cache import StepCache
+from npufleet_pod.errors import TransferError
 from npufleet_pod.models.decoder import Decoder
 
 
@@ -25,6 +26,7 @@ class Batch:
     """A step, ready to compute."""
 
     changes: Sequence[Change]
+    transfers: Sequence[Transfer]
     counts: Mapping[str, int]
     starts: Mapping[str, int]
     samples: Sequence[tuple[str, int]]
@@ -52,16 +54,17 @@ class ModelRunner:
         self._prompt_lengths: dict[str, int] = {}
         """Of the requests that steps hold, where the rotation depends on it; known to `prepare` only."""
 
-    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Batch:
-        """Build the batch of `step`; `tables` are those of its requests as they were when it was decided."""
+    def prepare(self, step: Step, changes: Sequence[Change]) -> Batch:
+        """Build the batch of `step`."""
         token_ids = np.fromiter((token for inputs in step.inputs.values() for token in inputs), dtype=np.int64)
         ranges = [np.arange(step.starts[name], step.starts[name] + count) for name, count in step.tokens.items()]
         last_rows = dict(zip(step.tokens, (np.cumsum(list(step.tokens.values())) - 1).tolist(), strict=True)) if step.tokens else {}
         awaited_rows = set(np.flatnonzero(token_ids == FUTURE_TOKEN).tolist())
-        slots = [self._cache.slots(tables[name], step.starts[name], count) for name, count in step.tokens.items()]
+        slots = [self._cache.slots(step.tables[name], step.starts[name], count) for name, count in step.tokens.items()]
         with self._device.copies():
             return Batch(
                 changes=changes,
+                transfers=step.transfers,
                 counts=step.tokens,
                 starts=step.starts,
                 samples=[(name, row) for name, row in last_rows.items() if name in step.samples],
@@ -72,9 +75,8 @@ class ModelRunner:
                 rope_lengths=self._rope_lengths(step, changes),
                 cache=StepCache(
                     self._cache,
-                    [tables[name] for name in step.tokens],
+                    [self._place(step, name) for name in step.tokens],
                     list(step.tokens.values()),
-                    [step.starts[name] + count for name, count in step.tokens.items()],
                     self._device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
                 ),
                 ready=self._device.record(),
@@ -82,9 +84,10 @@ class ModelRunner:
 
     def compute(self, batch: Batch) -> dict[str, SampledToken]:
         """The new token of each request that gets one. Batches are computed in the order in which their steps were decided."""
-        for change in batch.changes:
-            self._apply(change)
         with torch.inference_mode():
+            self._transfer(batch.transfers)
+            for change in batch.changes:
+                self._apply(change)
             if not batch.counts:
                 return {}
             batch.ready.wait()
@@ -107,6 +110,16 @@ class ModelRunner:
         """Forget a request that no later step holds; an unknown one is no error."""
         self._sampler.remove(request_id)
         self._newest.pop(request_id, None)
+
+    def _place(self, step: Step, name: str) -> Place:
+        place = self._cache.place(step.tables[name], step.starts[name] + step.tokens[name])
+        return place if isinstance(place, slice) else self._device.to_device(place)
+
+    def _transfer(self, transfers: Sequence[Transfer]) -> None:
+        try:
+            self._cache.execute(transfers)
+        except Exception as error:
+            raise TransferError(f"KV could not be moved: {error}") from error
 
     def _rope_lengths(self, step: Step, changes: Sequence[Change]) -> Tensor | None:
         """(T,) int64: a prompt is rotated by its whole length however it is cut into steps, an answer's token by the length up to it."""

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npufleet_api.model import Preemption, SchedulingPolicy
-from npufleet_pod.engine.paging import CacheLayout, CacheScope, KVCacheManager, Room
+from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
+from npufleet_pod.engine.memory.layout import NO_SCOPE, CacheLayout, CacheScope, Room
+from npufleet_pod.engine.memory.manager import KVCacheManager
 from npufleet_pod.engine.step import SequenceState, Step
 from npufleet_pod.engine.waiting import WaitingQueue
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError, QueueFullError
 
-SHARED = CacheScope()
 WATERMARK = 0.01
 """Share of the memory that a request must leave free when it starts beside others, so that they do not preempt it at once (as in vLLM)."""
 
@@ -56,6 +57,8 @@ class SchedulerPolicy:
     policy: SchedulingPolicy = SchedulingPolicy.LATENCY_OPTIMISED
     starvation_steps: int = 256
     steps_in_flight: int = 1
+    continuous_memory: bool = True
+    """Whether a request is placed where it can grow in adjacent memory."""
 
 
 @dataclass(slots=True)
@@ -158,7 +161,7 @@ class Scheduler:
         max_tokens: int,
         *,
         priority: int = 0,
-        scope: CacheScope = SHARED,
+        scope: CacheScope = NO_SCOPE,
     ) -> None:
         """Queue a request; of two, the lower priority goes first. Raises InvalidRequestError, or QueueFullError."""
         self.check(request_id, len(prompt), max_tokens)
@@ -166,6 +169,7 @@ class Scheduler:
         sequence = SequenceState(request_id, self._arrivals, priority, max_tokens, scope, list(prompt))
         self._arrivals += 1
         self._waiting.push(sequence, self._step_number)
+        self.memory.prefetch(sequence.tokens, scope)
         self._settled = False
 
     def cancel(self, request_id: str) -> bool:
@@ -251,7 +255,7 @@ class Scheduler:
     def _launch(self, plan: _Plan, preempted: list[str]) -> Step:
         if not plan.counts:
             self._settled = not preempted
-            return Step(self._step_number, {}, {}, {}, frozenset(), tuple(preempted))
+            return Step(self._step_number, {}, {}, {}, frozenset(), {}, tuple(preempted), ())
         starts = {request_id: sequence.scheduled for request_id, sequence in plan.order.items()}
         taken = {request_id: plan.order[request_id].take(count) for request_id, count in plan.counts.items()}
         memory_step = self.memory.begin_step(tuple(plan.counts))
@@ -261,7 +265,9 @@ class Scheduler:
             starts=starts,
             inputs={request_id: inputs for request_id, (inputs, _) in taken.items()},
             samples=frozenset(request_id for request_id, (_, samples) in taken.items() if samples),
+            tables={request_id: _copy(self.memory.table(request_id)) for request_id in plan.counts},
             preempted=tuple(preempted),
+            transfers=self.memory.take_transfers(),
         )
         self._step_number += 1
         self._flights.append(_Flight(step, plan.order, memory_step))
@@ -318,7 +324,8 @@ class Scheduler:
                 return
             request_id = sequence.request_id
             if len(self._running) < self.limits.max_num_sequences and self._has_memory(sequence):
-                sequence.scheduled = sequence.computed = memory.admit(request_id, sequence.tokens, sequence.scope)
+                expected = sequence.prompt_tokens + sequence.max_tokens if self.policy.continuous_memory else 0
+                sequence.scheduled = sequence.computed = memory.admit(request_id, sequence.tokens, sequence.scope, expected_tokens=expected)
                 count = self._portion(plan, sequence)
                 held = memory.reserve(request_id, sequence.known) is Room.READY
                 if held and count:
@@ -357,10 +364,11 @@ class Scheduler:
         return True
 
     def _pages_short(self, sequence: SequenceState) -> int:
-        """Pages that a request lacks to start."""
+        """Pages that a request lacks to start, at least: those that it would share may be among the free ones."""
         layout = self.memory.layout
         spare = int(layout.page_count * WATERMARK) if self._running else 0
-        return layout.pages_for(sequence.known) + spare - self.memory.free_pages
+        shared = self.memory.match(sequence.tokens, sequence.scope).device_tokens // layout.page_tokens
+        return layout.pages_for(sequence.known) - shared + spare - self.memory.free_pages
 
     def _make_room(self, newcomer: SequenceState, plan: _Plan, preempted: list[str]) -> bool:
         """Let running requests yield to one that never ran. False if that is not wanted, not enough, or must wait for steps in flight."""
@@ -401,3 +409,9 @@ class Scheduler:
         sequence.ended = True
         del self._running[sequence.request_id]
         self.memory.free(sequence.request_id)
+
+
+def _copy(table: HierarchicalBlockTable) -> HierarchicalBlockTable:
+    copy = HierarchicalBlockTable(table.layout)
+    copy.pages = list(table.pages)
+    return copy

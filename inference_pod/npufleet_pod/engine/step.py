@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from npufleet_pod.engine.paging import CacheScope
+from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
+from npufleet_pod.engine.memory.layout import CacheScope, Transfer
 
 FUTURE_TOKEN = -1
 """Stands for a token that a step in flight will choose."""
@@ -22,7 +23,11 @@ class Step:
     """The tokens themselves; FUTURE_TOKEN for one that an earlier step in flight chooses."""
     samples: frozenset[str]
     """Requests that get a new token, since the step computes the last of those they have."""
+    tables: Mapping[str, HierarchicalBlockTable]
+    """Where each request's tokens lie, as it was when the step was decided."""
     preempted: tuple[str, ...]
+    transfers: tuple[Transfer, ...]
+    """To be done before the step computes, in order."""
 
     @property
     def token_count(self) -> int:

@@ -76,7 +76,7 @@ class EngineMetrics:
         for one in EngineState:
             self._state.labels(**self._labels, state=one.value).set_function(_is_state(state, one))
 
-    def loaded(self, limits: SchedulerLimits, load_seconds: float) -> None:
+    def loaded(self, limits: SchedulerLimits, load_seconds: float, *, prefix_cache: bool, host_blocks: int) -> None:
         """The model is ready."""
         self._load_seconds.set(load_seconds)
         self._max_length.set(limits.max_model_length)
@@ -84,8 +84,8 @@ class EngineMetrics:
             **self._labels,
             block_size=str(limits.kv_block_tokens),
             num_gpu_blocks=str(limits.kv_blocks),
-            num_cpu_blocks="0",
-            enable_prefix_caching="False",
+            num_cpu_blocks=str(host_blocks),
+            enable_prefix_caching=str(prefix_cache),
         ).set(1)
 
     def render(self) -> bytes:

@@ -110,7 +110,9 @@ async def _load(serving: Serving, started: float) -> None:
     loaded = await serving.engine.wait_ready()
     serving.loaded_limits = loaded.limits
     seconds = time.monotonic() - started
-    serving.metrics.loaded(loaded.limits, seconds)
+    host = loaded.tiers.host
+    host_blocks = 0 if host is None else host.slots * loaded.limits.kv_page_blocks
+    serving.metrics.loaded(loaded.limits, seconds, prefix_cache=loaded.prefix_cache, host_blocks=host_blocks)
     serving.lifecycle.loaded()
     logger.info("ready", extra={"load_seconds": round(seconds, 3), "model": serving.settings.served_name})
 

@@ -165,13 +165,7 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
     return keepers
 
 
-ENGINE_FIELDS_WITHOUT_EFFECT = (
-    "continuous_memory",
-    "fusion_level",
-    "prefix_cache",
-    "host_cache_mi",
-    "disk_cache_mi",
-)
+ENGINE_FIELDS_WITHOUT_EFFECT = ("fusion_level",)
 
 
 def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:

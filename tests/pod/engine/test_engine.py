@@ -3,14 +3,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from npufleet_pod.engine.changes import Change
 from npufleet_pod.engine.engine import MAX_FAILED_STEPS, Engine, LoadedEngine
-from npufleet_pod.engine.paging import PageTable
 from npufleet_pod.engine.request import FinishReason, SampledToken, SamplingParams
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.engine.stats import EngineSnapshot
@@ -164,13 +164,28 @@ async def test_stop_ends_what_runs_with_an_error_and_refuses_more(tiny_model: Pa
             engine.submit([request("b", [5], 4)])
 
 
+async def test_prompts_that_begin_alike_share_their_kv_unless_salted_or_scored(tiny_model: Path) -> None:
+    recorder = Recorder()
+    prompt = list(range(5, 75))
+    async with local_engine(tiny_model, recorder, block_size=16) as engine:
+        [first] = await generate(engine, request("first", prompt, 5))
+        assert (recorder.sought, recorder.found) == (70, 0)
+        assert await generate(engine, request("second", prompt, 5)) == [first]
+        assert (recorder.sought, recorder.found) == (140, 64)
+        for name, changes in (("salted", {"cache_salt": "me"}), ("scored", {"prompt_logprobs": 1})):
+            other = replace(request(name, prompt, 5), **changes)
+            assert await generate(engine, other) == [first]
+            assert recorder.found == 64
+        await settled(engine)
+
+
 class FaultyRunner:
     """Computes nothing: each step fails while `failing`, else gives token 7 to everyone."""
 
     def __init__(self, failing: bool) -> None:
         self.failing = failing
 
-    def prepare(self, step: Step, tables: Mapping[str, PageTable], changes: Sequence[Change]) -> Step:
+    def prepare(self, step: Step, changes: Sequence[Change]) -> Step:
         return step
 
     def compute(self, batch: Step) -> dict[str, SampledToken]:

@@ -50,6 +50,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "blocks of 64": {"block_size": 64},
     "blocks of 128": {"block_size": 128},
     "no prefix cache": {"prefix_cache": False},
+    "scattered memory": {"continuous_memory": False, "block_size": 16},
     "little memory": {"kv_blocks": 14, "block_size": 16},
     "little memory, deep, no prefix cache": {"kv_blocks": 14, "block_size": 16, "pipeline_depth": 4, "prefix_cache": False},
     "little memory, conservative": {"kv_blocks": 14, "block_size": 16, "preemption": "Conservative"},
@@ -77,6 +78,26 @@ async def test_greedy_tokens_equal_transformers(name: str, tiny_model: Path, exp
             assert await generate(engine, *requests) == expected
     if name in REPEATED:
         assert recorder.preempted > 0, f"{REPEATED[name]}, and yet nobody had to wait"
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("tiers", [{"host_cache_mi": 1}, {"host_cache_mi": 1, "disk_cache_mi": 1}], ids=["host", "host and disk"])
+async def test_greedy_tokens_survive_traffic_between_the_tiers(
+    tiers: dict[str, int], depth: int, tiny_model: Path, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    # A block of 16 tokens takes 8 KiB here: the device holds 20, the host 128.
+    recorder = Recorder()
+    many: dict[str, Any] = {"kv_blocks": 20, "block_size": 16, "pipeline_depth": depth, "disk_cache_path": str(tmp_path / "kv")}
+    async with local_engine(tiny_model, recorder, **many, **tiers) as engine:
+        for turn in range(3):
+            fillers = [request(f"filler {turn}.{index}", [index + 3] * 200, 2) for index in range(14)]
+            requests = [request(f"{turn}.{index}", prompt, COUNT) for index, prompt in enumerate(PROMPTS)]
+            assert (await generate(engine, *requests, *fillers))[: len(PROMPTS)] == expected
+        moved = engine.residency()
+    assert moved.stored > 0
+    assert moved.loaded > 0
+    assert (moved.spilled > 0) == ("disk_cache_mi" in tiers)
+    assert not list((tmp_path / "kv").glob("*")) or "disk_cache_mi" in tiers
 
 
 @pytest.mark.parametrize("name", ["depth 4", "little memory", "chunks of 16", "three sequences, aggressive"])

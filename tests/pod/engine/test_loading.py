@@ -37,12 +37,20 @@ def test_dtype_follows_settings_then_device(wanted: Dtype, checkpoint: Dtype, de
 def test_kv_blocks_are_what_memory_allows_and_the_sequences_can_use(tiny_model: Path) -> None:
     # 2 × 2 layers × 2 heads × 16 elements × 4 bytes × 64 tokens
     block_bytes = 2 * 2 * 2 * 16 * 4 * 64
-    chosen = settings(tiny_model, max_num_sequences=2, block_size=64)
+    chosen = settings(tiny_model, max_num_sequences=2, block_size=64, prefix_cache=False)
     files = inspect_model(chosen)
     roomy = memory_limits(chosen, files, 1000 * MIB)
     assert (roomy.kv_blocks, roomy.max_model_length) == (2 * 2048 // 64, 2048)
     tight = memory_limits(chosen, files, int(10.5 * block_bytes / 0.8))
     assert (tight.kv_blocks, tight.max_model_length) == (10, 640)
+
+
+def test_a_prefix_cache_may_hold_as_much_again_as_running_requests_and_the_host_cache_is_not_counted_twice(tiny_model: Path) -> None:
+    chosen = settings(tiny_model, max_num_sequences=2, block_size=64)
+    assert memory_limits(chosen, inspect_model(chosen), 1000 * MIB).kv_blocks == 2 * 2 * 2048 // 64
+    half = settings(tiny_model, max_num_sequences=2, block_size=64, host_cache_mi=2)
+    block_bytes = 2 * 2 * 2 * 16 * 4 * 64
+    assert memory_limits(half, inspect_model(half), 2 * MIB + int(10.5 * block_bytes / 0.8)).kv_blocks == 10
 
 
 def test_a_length_that_was_asked_for_is_never_cut(tiny_model: Path) -> None:

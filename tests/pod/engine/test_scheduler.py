@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from npufleet_pod.engine.memory.layout import CacheScope, Load
 from npufleet_pod.engine.step import FUTURE_TOKEN
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError, QueueFullError
-from support.scheduling import AGGRESSIVE, CONSERVATIVE, THROUGHPUT, commit, limits, new_scheduler, prompt, run_step
+from support.scheduling import AGGRESSIVE, CONSERVATIVE, THROUGHPUT, commit, host_tier, limits, new_scheduler, prompt, run_step
 
 
 def test_prefill_then_one_token_a_step() -> None:
@@ -258,6 +259,30 @@ def test_a_cancelled_request_is_gone_wherever_it_was() -> None:
     scheduler.check_integrity()
 
 
+def test_what_a_prompt_shares_with_an_earlier_one_is_not_computed_again() -> None:
+    scheduler = new_scheduler(limits(max_num_batched_tokens=256), prefix_cache=True)
+    shared = prompt(48)
+    scheduler.add("a", shared + prompt(10), 1)
+    assert run_step(scheduler, "a").tokens == {"a": 58}
+    scheduler.add("b", shared + prompt(3), 1)
+    scheduler.add("c", shared, 1)
+    step = run_step(scheduler, "b", "c")
+    # Of a prompt that is cached whole, the last block is computed: something has to give the next token.
+    assert (dict(step.tokens), dict(step.starts)) == ({"b": 3, "c": 16}, {"b": 48, "c": 32})
+    assert scheduler.take_prefix_counts() == (58 + 51 + 48, 48 + 32)
+
+
+def test_a_preempted_request_finds_most_of_its_own_kv_again() -> None:
+    scheduler = new_scheduler(limits(max_num_sequences=1, max_num_batched_tokens=256), prefix_cache=True, starvation_steps=1)
+    scheduler.add("a", prompt(100), 9)
+    run_step(scheduler)
+    scheduler.add("b", prompt(5), 1)
+    assert run_step(scheduler, "b").preempted == ("a",)
+    step = run_step(scheduler)
+    assert (dict(step.tokens), step.starts["a"]) == ({"a": 5}, 96)
+    assert scheduler.take_prefix_counts() == (105, 0), "only a first start is a query"
+
+
 class TestReportedElsewhere:
     """Defects of other engines, each by its report."""
 
@@ -297,6 +322,34 @@ class TestReportedElsewhere:
             scheduler.add("never", prompt(60), 8)
         scheduler.add("next", prompt(2), 1)
         assert run_step(scheduler).tokens == {"next": 2}
+
+    def test_pages_of_a_request_cancelled_while_they_are_loaded_come_back(self) -> None:
+        """vllm-ascend #16662: KV blocks leak when a request is aborted during an asynchronous KV-pool load."""
+        bounds = limits(kv_blocks=4, max_num_batched_tokens=64)
+        scheduler = new_scheduler(bounds, prefix_cache=True, host=host_tier(bounds.layout, 8))
+        first = prompt(48)
+        for name, tokens in (("first", first), ("other", prompt(60))):
+            scheduler.add(name, tokens, 1)
+            run_step(scheduler, name)
+        scheduler.add("again", first, 4)
+        step = scheduler.schedule()
+        assert any(isinstance(transfer, Load) for transfer in step.transfers)
+        assert scheduler.cancel("again")
+        commit(scheduler, step)
+        assert (scheduler.kv_usage, scheduler.idle) == (0, True)
+        scheduler.check_integrity()
+        scheduler.add("whole", prompt(60), 4)
+        assert dict(run_step(scheduler).tokens) == {"whole": 60}
+
+    def test_an_adapter_and_a_salt_of_the_same_name_do_not_share_kv(self) -> None:
+        """vllm #44701: prefix-cache extra-key domain collision between LoRA name and cache_salt."""
+        scheduler = new_scheduler(limits(max_num_batched_tokens=64), prefix_cache=True)
+        tokens = prompt(40)
+        counts = []
+        for name, scope in (("a", CacheScope(adapter="x")), ("b", CacheScope(salt="x")), ("c", CacheScope()), ("d", CacheScope(salt="x"))):
+            scheduler.add(name, tokens, 1, scope=scope)
+            counts.append(run_step(scheduler, name).tokens[name])
+        assert counts == [40, 40, 40, 8]
 
     def test_a_queued_request_whose_client_left_never_runs(self) -> None:
         """llama.cpp #13262: server does not always cancel requests for disconnected connections."""

@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from npufleet_pod.engine.paging import CacheScope, PageTable
+from npufleet_pod.engine.memory.layout import CacheScope
 from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits
 from npufleet_pod.engine.step import FUTURE_TOKEN, Step
 from npufleet_pod.errors import InvalidRequestError, QueueFullError
-from support.scheduling import AGGRESSIVE, CONSERVATIVE, LATENCY, THROUGHPUT, DeviceModel, new_scheduler
+from support.scheduling import AGGRESSIVE, CONSERVATIVE, LATENCY, THROUGHPUT, DeviceModel, host_tier, new_scheduler
 
 
 def digests(text: Sequence[int]) -> list[int]:
@@ -38,7 +38,7 @@ def next_token(text: Sequence[int]) -> int:
 @dataclass
 class Flight:
     step: Step
-    tables: dict[str, PageTable]
+
     sampled: dict[str, int] | None = None
 
 
@@ -64,8 +64,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from([LATENCY, THROUGHPUT]),
         starvation_steps=st.integers(1, 20),
         depth=st.integers(1, 4),
+        prefix_cache=st.booleans(),
+        host_pages=st.sampled_from([0, 3, 12]),
+        disk_pages=st.sampled_from([0, 4, 50]),
     )
-    def begin(self, limits: SchedulerLimits, chunked: bool, preemption: Any, policy: Any, starvation_steps: int, depth: int) -> None:
+    def begin(
+        self,
+        limits: SchedulerLimits,
+        chunked: bool,
+        preemption: Any,
+        policy: Any,
+        starvation_steps: int,
+        depth: int,
+        prefix_cache: bool,
+        host_pages: int,
+        disk_pages: int,
+    ) -> None:
+        host = host_tier(limits.layout, host_pages)
         self.limits, self.preemption = limits, preemption
         self.scheduler: Scheduler = new_scheduler(
             limits,
@@ -74,8 +89,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             starvation_steps=starvation_steps,
             steps_in_flight=depth,
+            prefix_cache=prefix_cache,
+            host=host,
+            disk_pages=disk_pages,
         )
-        self.device = DeviceModel(limits.layout)
+        self.device = DeviceModel(limits.layout, host)
         self.flights: deque[Flight] = deque()
         self.texts: dict[str, list[int]] = {}
         """Prompt and answer of each request that has not ended, as far as computed."""
@@ -118,8 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not (step.preempted and self.flights), "memory was taken from requests that steps in flight use"
         assert step.tokens or step.preempted or not idle_before, "work, nothing in flight, and nothing done about it"
         if step.tokens:
-            tables = {name: self.scheduler.memory.table(name).snapshot() for name in step.tokens}
-            self.flights.append(Flight(step, tables))
+            self.flights.append(Flight(step))
 
     @precondition(lambda self: any(flight.sampled is None for flight in self.flights))
     @rule()
@@ -127,12 +144,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Carry the oldest step that has not been computed out."""
         flight = next(flight for flight in self.flights if flight.sampled is None)
         step = flight.step
+        self.device.execute(step.transfers)
         flight.sampled = {}
         for name, count in step.tokens.items():
-            start, table = step.starts[name], flight.tables[name]
+            start, pages = step.starts[name], step.tables[name].pages
             if name not in self.left:
                 # It ended: what is written for it must hurt nobody, which the others' reads tell.
-                self.device.write(table, start, [None] * count)
+                self.device.write(pages, start, [-1] * count)
                 continue
             text = self.texts[name]
             inputs = list(step.inputs[name])
@@ -140,8 +158,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 inputs[-1] = text[start + count - 1]
             assert inputs == text[start : start + count]
             seen = digests(text)
-            assert self.device.read(table, start) == seen[:start], f"{name} would read what is not its own"
-            self.device.write(table, start, seen[start : start + count])
+            assert self.device.read(pages, start) == seen[:start], f"{name} would read what is not its own"
+            self.device.write(pages, start, seen[start : start + count])
             assert (name in step.samples) == (start + count == len(text))
             if name in step.samples:
                 flight.sampled[name] = next_token(text)
