@@ -427,3 +427,14 @@ def test_loading_engine_that_is_not_wanted_any_more_goes_without_waiting() -> No
     fleet.step()
     fleet.probes = {uid: EngineProbe(EngineState.LOADING) for uid in fleet.probes}
     assert [d.reason for d in fleet.step().deletes] == [Reason.DRAIN_COMPLETED]
+
+
+def test_cards_that_fail_under_running_replicas_are_not_given_out_again_elsewhere() -> None:
+    fleet = Fleet(nodes={"node-0": node("node-0", 4)}, pool=pool_spec(classes=[{"name": "chat"}]))
+    fleet.add_model("tiny", model_spec(replicas=4))
+    fleet.settle()
+    fleet.nodes = {"node-0": node("node-0", 4, allocatable={RESOURCE: 2}), "node-1": node("node-1", 4)}
+    fleet.add_model("tiny", model_spec(replicas=8))
+    fleet.settle()
+    assert fleet.pool_status.supply == 6
+    assert fleet.charged() == 6

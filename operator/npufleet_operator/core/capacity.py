@@ -26,6 +26,8 @@ class Capacity:
     """Matching nodes that are not ready or not schedulable."""
     free: Mapping[str, int]
     """NPUs that no pod holds, by ready and schedulable node."""
+    headroom: int
+    """Supply less what is charged to it: below the sum of `free` where failed cards leave a node with more promised than it has."""
     largest_node: int
     """NPUs of the largest matching node: what one replica can have at most."""
 
@@ -33,25 +35,21 @@ class Capacity:
 class Room:
     """Free NPUs, handed out during one plan. Best fit, so that large replicas keep whole nodes."""
 
-    def __init__(self, free: Mapping[str, int], unit: int) -> None:
+    def __init__(self, free: Mapping[str, int], unit: int, headroom: int) -> None:
         self._free = {node: count - count % unit for node, count in free.items()}
-
-    @property
-    def total(self) -> int:
-        """NPUs left."""
-        return sum(self._free.values())
+        self._headroom = headroom
 
     def fits(self, npus: int) -> bool:
-        """Whether one node has `npus` left."""
-        return any(count >= npus for count in self._free.values())
+        """Whether one node has `npus` left, and the pool too."""
+        return self._headroom >= npus and any(count >= npus for count in self._free.values())
 
     def take(self, npus: int) -> bool:
         """Take `npus` from the node where the least is left over; False, and nothing taken, if none has them."""
-        candidates = [(count, node) for node, count in self._free.items() if count >= npus]
-        if not candidates:
+        if not self.fits(npus):
             return False
-        _, node = min(candidates)
+        _, node = min((count, node) for node, count in self._free.items() if count >= npus)
         self._free[node] -= npus
+        self._headroom -= npus
         return True
 
 
@@ -98,9 +96,10 @@ def capacity(
             waiting.append(npus)
     free = {n.name: max(0, n.allocatable.get(resource, 0) - held.get(n.name, 0) - foreign.get(n.name, 0)) for n in usable}
     free = _reserve(free, waiting)
+    supply = max(0, sum(n.allocatable.get(resource, 0) - foreign.get(n.name, 0) for n in usable))
     return Capacity(
         nominal=sum(node.capacity[resource] for node in members),
-        supply=max(0, sum(n.allocatable.get(resource, 0) - foreign.get(n.name, 0) for n in usable)),
+        supply=supply,
         foreign=sum(foreign.values()),
         unhealthy={
             n.name: n.capacity[resource] - n.allocatable.get(resource, 0)
@@ -109,6 +108,7 @@ def capacity(
         },
         out=tuple(n.name for n in members if n not in usable),
         free=free,
+        headroom=max(0, supply - sum(held.get(n.name, 0) for n in usable) - sum(waiting)),
         largest_node=max((n.capacity[resource] for n in members), default=0),
     )
 

@@ -72,7 +72,7 @@ def _plan_pool(o: Observed, pool: PoolView, spec: InferencePoolSpec, nodes: Mapp
         for p in proposals.values()
         if p.spec is not None and p.refusal is None
     ]
-    grants = allocate(wants, accounts, Room(room_before.free, spec.npus.unit))
+    grants = allocate(wants, accounts, Room(room_before.free, spec.npus.unit, room_before.headroom))
     taken = {(pod.namespace, pod.name) for pod in o.pods}
     decided: list[ModelPlan] = []
     shortages: dict[ModelKey, Refusal] = {}
