@@ -15,6 +15,8 @@ from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import LoadedEngine
+from npufleet_pod.engine.memory.errors import EngineMemoryError
+from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count
 from npufleet_pod.engine.profiles import scheduler_policy
 from npufleet_pod.engine.resources import cpu_count
 from npufleet_pod.engine.scheduler import SchedulerLimits
@@ -92,7 +94,7 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     import torch
 
     from npufleet_kernels.dispatch import select_kernels
-    from npufleet_pod.engine.paged_kv import PagedKVCache
+    from npufleet_pod.engine.memory.kv_cache import PageOrder, ZeroCopyKVCache
     from npufleet_pod.engine.runner import ModelRunner
     from npufleet_pod.engine.warm_up import warm_up
     from npufleet_pod.models.checkpoint import open_checkpoint
@@ -103,10 +105,16 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     with open_checkpoint(files.path, dtype, device.torch_device) as checkpoint:
         decoder = load_decoder(files.config, checkpoint, kernels, keep_going)
     limits = memory_limits(settings, files, device.free_memory_bytes())
-    cache = PagedKVCache(limits.layout, files.config.layers, files.config.kv_heads, files.config.head_size, dtype, device.torch_device)
-    runner = ModelRunner(decoder, cache, device)
-    warm_up(runner, limits)
-    tiers = open_tiers(settings, cache.page_bytes)
+    config, place = files.config, device.torch_device
+    order = PageOrder.HEAD_MAJOR if place.type == "cpu" else PageOrder.PAGE_MAJOR
+    try:
+        cache = ZeroCopyKVCache(limits.layout, config.layers, config.kv_heads, config.head_size, dtype, place, order)
+        runner = ModelRunner(decoder, cache, device)
+        warm_up(runner, limits)
+        # Last, since the disk's worker has a thread that whoever gets the engine has to end.
+        tiers = open_tiers(settings, cache.page_bytes)
+    except EngineMemoryError as error:
+        raise DeviceError(str(error)) from error
     if tiers.host is not None and tiers.host.buffer is not None:
         cache.attach_host(tiers.host.buffer)
     logger.info(
@@ -167,7 +175,7 @@ def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) 
     if settings.device is Device.CPU:
         free_bytes = max(0, free_bytes - settings.host_cache_mi * MIB)
     useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens) * (CACHED_SHARE if settings.prefix_cache else 1)
-    pages = min(useful, int(free_bytes * KV_MEMORY_SHARE) // page_bytes)
+    pages = kv_page_count(KVBudget(free_bytes, 0, KV_MEMORY_SHARE), page_bytes, useful_pages=useful, min_pages=0)
     held = pages * page_tokens
     if settings.max_model_length is not None and held < settings.max_model_length:
         raise DeviceError(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.device import Device, Event
+from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
 from npufleet_pod.engine.memory.layout import Transfer
-from npufleet_pod.engine.paged_kv import PagedKVCache, Place
 from npufleet_pod.engine.request import SampledToken
 from npufleet_pod.engine.sampling import Sampler
 from npufleet_pod.engine.step import FUTURE_TOKEN, Step
@@ -44,7 +44,7 @@ class Batch:
 class ModelRunner:
     """Holds the KV cache and what sampling remembers. `prepare` may run on another thread than the rest."""
 
-    def __init__(self, decoder: Decoder, cache: PagedKVCache, device: Device) -> None:
+    def __init__(self, decoder: Decoder, cache: ZeroCopyKVCache, device: Device) -> None:
         self._decoder = decoder
         self._cache = cache
         self._device = device
@@ -76,7 +76,6 @@ class ModelRunner:
                 cache=StepCache(
                     self._cache,
                     [self._place(step, name) for name in step.tokens],
-                    list(step.tokens.values()),
                     self._device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
                 ),
                 ready=self._device.record(),
