@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,9 +105,14 @@ class ZeroCopyKVCache:
 
     def slots(self, table: HierarchicalBlockTable, start: int, count: int) -> Tensor:
         """Slots of tokens [start, start + count): (count,) int64, on the CPU. Raises IndexError beyond the table's pages."""
-        tokens = torch.arange(start, start + count)
-        pages = torch.tensor(table.pages, dtype=torch.int64)
-        return pages[tokens // self.layout.page_tokens] * self.layout.page_tokens + tokens % self.layout.page_tokens
+        # Each step asks for every sequence: NumPy answers in a hundredth of the time that torch takes to wake its threads.
+        size = self.layout.page_tokens
+        first = start // size
+        pages = np.array(table.pages[first : self.layout.pages_for(start + count)], dtype=np.int64)
+        slots = (pages[:, None] * size + np.arange(size)).ravel()[start - first * size :][:count]
+        if len(slots) < count:
+            raise IndexError(f"tokens {start} to {start + count - 1} lie beyond the table's {len(table.pages)} pages of {size}")
+        return torch.from_numpy(slots)
 
     def place(self, table: HierarchicalBlockTable, length: int) -> Place:
         """Where the first `length` tokens lie: one range where their pages are adjacent, else every token's slot."""
