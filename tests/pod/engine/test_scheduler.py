@@ -94,6 +94,19 @@ def test_whoever_waited_too_long_goes_before_every_priority() -> None:
     assert served == ["urgent0", "urgent1", "urgent2", "batch", "urgent3"]
 
 
+def test_whoever_waited_too_long_keeps_the_seat_against_newcomers() -> None:
+    scheduler = new_scheduler(limits(max_num_sequences=1), starvation_steps=2)
+    scheduler.add("running", prompt(2), 9, priority=-1)
+    scheduler.add("batch", prompt(2), 9, priority=5)
+    for _ in range(2):
+        run_step(scheduler)
+    assert run_step(scheduler, "running").tokens == {"running": 1}
+    assert run_step(scheduler).tokens == {"batch": 2}
+    scheduler.add("newcomer", prompt(2), 9)
+    step = run_step(scheduler)
+    assert (dict(step.tokens), step.preempted) == ({"batch": 1}, ())
+
+
 def test_the_newest_request_gives_its_blocks_back_and_is_computed_again() -> None:
     scheduler = new_scheduler(limits(kv_blocks=4, max_num_batched_tokens=64))
     scheduler.add("old", prompt(16), 20)
