@@ -62,6 +62,8 @@ def test_scopes_never_share(first: CacheScope, second: CacheScope) -> None:
     serve(manager, PROMPT, first)
     assert manager.match(PROMPT, first).tokens == 96
     assert manager.match(PROMPT, second).tokens == 0
+    serve(manager, PROMPT, second)
+    assert manager.match(PROMPT, second).tokens == 96, "and neither keeps the other from being cached"
 
 
 def test_equal_digests_of_other_content_are_a_miss() -> None:

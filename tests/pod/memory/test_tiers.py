@@ -72,16 +72,33 @@ def test_a_page_is_not_written_to_disk_before_its_store_has_run() -> None:
     host = HostTier(2, 128, memoryview(bytearray(256)))
     manager = KVCacheManager(CacheLayout(16, 16, 2), lambda: 0.0, host=host, disk=DiskTier(MemoryStore(), worker, 8, lambda: 0.0))
     run(manager, prompt(1, 2))
+    before = manager.begin_step([])
     manager.admit("next", prompt(2, 2))
     manager.reserve("next", 32)
-    first = manager.begin_step([])
-    second = manager.begin_step(["next"])
-    manager.end_step(second - 1)
-    assert first == second - 1
-    assert not worker.queued or host.free == 0
-    manager.end_step(second)
+    manager.end_step(before)
+    assert not worker.queued, "the host's slots are taken, and empty"
+    step = manager.begin_step(["next"])
+    manager.end_step(step)
     assert worker.queued, "the host is full: a page is due"
     manager.check_integrity()
+
+
+def test_a_page_that_is_needed_while_it_is_written_to_disk_leaves_neither_slot_nor_file() -> None:
+    store, worker = MemoryStore(), DeferredWorker()
+    host = HostTier(2, 128, memoryview(bytearray(256)))
+    manager = KVCacheManager(CacheLayout(16, 16, 2), lambda: 0.0, host=host, disk=DiskTier(store, worker, 8, lambda: 0.0))
+    run(manager, prompt(1, 2))
+    run(manager, prompt(2, 2))
+    slot = worker.queued[0][0].host_slot
+    cached, _ = run(manager, prompt(1, 2))
+    assert cached == 32
+    assert slot in host.held(), "the worker still reads it"
+    worker.work()
+    assert store.pages
+    run(manager, prompt(1, 2))
+    run(manager, prompt(1, 2))
+    assert slot not in host.held()
+    assert not store.pages
 
 
 def test_what_leaves_the_host_is_read_back_from_disk_before_it_is_needed() -> None:
