@@ -1,14 +1,19 @@
-"""Request traces in Mooncake's format: one JSON object a line, `hash_ids` naming the blocks of each prompt by content and prefix."""
+"""Request traces: Mooncake's JSON lines, whose `hash_ids` name the blocks of each prompt by content and prefix, and Azure's CSV."""
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+MOONCAKE_BLOCK_TOKENS = 512
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MAX_LINE_CHARS = 64 * 1024 * 1024
 
 
@@ -44,6 +49,31 @@ def read_trace(path: Path) -> list[TraceRequest]:
     return sorted(requests, key=lambda request: request.timestamp)
 
 
+def read_any_trace(path: Path) -> list[TraceRequest]:
+    """A trace in Mooncake's format, or Azure's if the file's name ends in .csv; the latter has no hash_ids. Raises TraceError."""
+    return list(_azure(path)) if path.suffix == ".csv" else read_trace(path)
+
+
+def _azure(path: Path) -> Iterator[TraceRequest]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first: datetime | None = None
+            for row in csv.DictReader(file):
+                # Seven digits of a second's fraction, of which Python reads six.
+                time = datetime.fromisoformat(row["TIMESTAMP"][:26])
+                first = first or time
+                yield TraceRequest(
+                    timestamp=1000 * (time - first).total_seconds(),
+                    input_length=int(row["ContextTokens"]),
+                    output_length=int(row["GeneratedTokens"]),
+                    hash_ids=[],
+                )
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"trace {path}: {error}: give a CSV with the columns {', '.join(AZURE_COLUMNS)}") from error
+    if first is None:
+        raise TraceError(f"trace {path}: no request: give a CSV with the columns {', '.join(AZURE_COLUMNS)}")
+
+
 def _parse(path: Path, number: int, line: str) -> TraceRequest:
     try:
         return TraceRequest.model_validate(json.loads(line[:MAX_LINE_CHARS]))
@@ -52,7 +82,7 @@ def _parse(path: Path, number: int, line: str) -> TraceRequest:
         raise TraceError(f"trace {path}, line {number}: {reason[:200]}: give a file in Mooncake's format") from error
 
 
-def die(error: TraceError) -> None:
+def die(error: TraceError) -> NoReturn:
     """End the process with one line on stderr."""
     print(error, file=sys.stderr)
     raise SystemExit(1)
