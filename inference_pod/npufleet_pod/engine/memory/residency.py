@@ -16,7 +16,10 @@ from npufleet_pod.engine.memory.tiers import DiskTier, HostTier, Move
 logger = logging.getLogger(__name__)
 
 SPARE_HOST_SHARE = 1 / 16
-"""Host slots kept free by writing to disk ahead of need, since a write takes longer than a step can wait."""
+"""Host slots kept free at least, by writing to disk ahead of need: a write takes longer than a step can wait."""
+MAX_SPARE_HOST_SHARE = 1 / 2
+BURST_MEMORY = 0.995
+"""By how much the largest number of slots that one step took fades with each step; twice as many are kept free."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ class Residency:
         self._storing: list[tuple[CachedPage, int]] = []
         self._freed_slots: list[int] = []
         self._fenced_slots = 0
+        self._burst = 0.0
+        self._taken = 0
         self.stats = ResidencyStats()
 
     @property
@@ -148,6 +153,8 @@ class Residency:
         """The step that ran a batch has ended."""
         if self._host is None:
             return
+        self._burst = max(self._burst * BURST_MEMORY, self._taken)
+        self._taken = 0
         for page, slot in batch.stored:
             if page in self._unstored and page.tier is Tier.HOST and page.place == slot:
                 self._unstored.remove(page)
@@ -171,6 +178,7 @@ class Residency:
                 if not self._start(page, slot, self._disk.read(page.digest, slot, self._host)):
                     self._host.give(slot)
                     break
+                self._taken += 1
             on_the_way += 1
         self.poll()
         return on_the_way
@@ -257,6 +265,7 @@ class Residency:
         self._cache.place(page, Tier.HOST, slot)
         self._unstored.add(page)
         self._storing.append((page, slot))
+        self._taken += 1
         self.stats.stored += 1
 
     def _slot_for_store(self) -> int | None:
@@ -272,7 +281,8 @@ class Residency:
     def _spill_ahead(self) -> None:
         if self._host is None or self._disk is None:
             return
-        wanted = max(1, int(self._host.usable * SPARE_HOST_SHARE))
+        usable = self._host.usable
+        wanted = max(1, usable * SPARE_HOST_SHARE, min(2 * self._burst, usable * MAX_SPARE_HOST_SHARE))
         writing = sum(move.to_disk for move, _ in self._moves.values())
         while self._host.free + writing < wanted and self._pattern.evictable(Tier.HOST):
             if self._on_disk >= self._disk.pages:
