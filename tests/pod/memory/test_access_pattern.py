@@ -176,5 +176,5 @@ def test_prediction_that_loses_is_suspended_for_longer_each_time() -> None:
             guard.record(range(10), 10)
             uses += 10
         pauses.append(uses)
-    assert pauses == [4000, 8000]
+    assert pauses == [2000, 4000]
     assert guard.lead < 0

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 SLACK_SHARE = 0.005
 """Hits, as a share of the capacity, that prediction may lose to recency before it is suspended."""
 MIN_SLACK_HITS = 16
-FIRST_PAUSE_USES = 4
+FIRST_PAUSE_USES = 2
 """First suspension in uses per page of capacity; each further one lasts twice as long, so that all losses together stay bounded."""
 
 
