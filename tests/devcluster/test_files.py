@@ -20,7 +20,7 @@ from devcluster.versions import CORE_PROJECTS, project
 
 LAYOUT = Layout(Path('/data/with "quotes" and \\ spaces'))
 BINARIES = {binary.name: Path("/bin") / binary.name for name in CORE_PROJECTS for binary in project(name).binaries}
-SETTINGS = ClusterSettings(name="x", network_index=2, mounts=(Path("/usr"), Path("/work/x")), binaries=BINARIES)
+SETTINGS = ClusterSettings(name="x", network_index=2, mounts=(Path("/usr"), Path("/srv/x")), binaries=BINARIES)
 
 
 def test_containerd_gets_valid_toml_whatever_the_data_directory_is_called() -> None:
@@ -37,7 +37,7 @@ def test_containers_see_host_folders_only_read_only_and_only_under_one_folder() 
     added = spec["mounts"][1:]
     assert [(mount["source"], mount["destination"]) for mount in added] == [
         ("/usr", "/.devcluster/usr"),
-        ("/work/x", "/.devcluster/work/x"),
+        ("/srv/x", "/.devcluster/srv/x"),
     ]
     assert all("ro" in mount["options"] for mount in added)
     assert "rlimits" not in spec["process"]

@@ -57,10 +57,10 @@ def test_an_archive_names_its_image_for_containerd() -> None:
 
 
 def test_the_development_image_runs_as_nobody_in_particular_with_the_environments_programs_first() -> None:
-    archive = images.dev_image("d:dev", [Path("/usr")], {"bin": "usr/bin"}, Path("/work/x/.venv"))
+    archive = images.dev_image("d:dev", [Path("/usr")], {"bin": "usr/bin"}, Path("/srv/x/.venv"))
     config, members, _ = unpacked(archive)
     assert config["config"]["User"] == "65532:65532"
-    assert "PATH=/work/x/.venv/bin:/usr/local/bin:/usr/bin:/bin" in config["config"]["Env"]
+    assert "PATH=/srv/x/.venv/bin:/usr/local/bin:/usr/bin:/bin" in config["config"]["Env"]
     assert members["tmp"].mode == 0o1777
     assert members["bin"].linkname == "usr/bin"
 

@@ -125,8 +125,8 @@ def test_a_native_sidecar_starts_before_and_ends_after_the_containers(kubectl: K
 
 
 def test_startup_and_readiness_probes_hold_a_pod_back_until_they_pass(kubectl: Kubectl) -> None:
-    program = f"import time,pathlib; time.sleep(2); pathlib.Path('/work/started').touch(); {FOREVER}"
-    probe = {"exec": {"command": ["test", "-e", "/work/ready"]}, "periodSeconds": 1}
+    program = f"import time,pathlib; time.sleep(2); pathlib.Path('/scratch/started').touch(); {FOREVER}"
+    probe = {"exec": {"command": ["test", "-e", "/scratch/ready"]}, "periodSeconds": 1}
     kubectl.apply(
         pod(
             "p",
@@ -134,9 +134,9 @@ def test_startup_and_readiness_probes_hold_a_pod_back_until_they_pass(kubectl: K
                 container(
                     "c",
                     program,
-                    startupProbe={"exec": {"command": ["test", "-e", "/work/started"]}, "periodSeconds": 1, "failureThreshold": 60},
+                    startupProbe={"exec": {"command": ["test", "-e", "/scratch/started"]}, "periodSeconds": 1, "failureThreshold": 60},
                     readinessProbe=probe,
-                    volumeMounts=[{"name": "work", "mountPath": "/work"}],
+                    volumeMounts=[{"name": "work", "mountPath": "/scratch"}],
                 )
             ],
             volumes=[{"name": "work", "emptyDir": {}}],
@@ -150,7 +150,7 @@ def test_startup_and_readiness_probes_hold_a_pod_back_until_they_pass(kubectl: K
     kubectl.wait("the container to run", lambda: "running" in status().get("state", {}))
     kubectl.wait("the startup probe", lambda: status()["started"])
     assert status()["ready"] is False
-    kubectl("exec", "p", "--", "touch", "/work/ready")
+    kubectl("exec", "p", "--", "touch", "/scratch/ready")
     kubectl.wait_pod_ready("p")
 
 
@@ -159,17 +159,17 @@ def test_prestop_and_the_grace_period_run_before_the_container_is_killed(kubectl
 import signal, sys, time
 def end(*_):
     print("sigterm", flush=True)
-    open("/work/log", "a").write("sigterm ")
+    open("/scratch/log", "a").write("sigterm ")
     while True: time.sleep(1)  # ignores it: the grace period must end this
 signal.signal(signal.SIGTERM, end)
 while True: time.sleep(1)
 """
-    hook = {"preStop": {"exec": {"command": ["sh", "-c", "sleep 1; printf 'prestop ' >> /work/log"]}}}
-    mounts = [{"name": "work", "mountPath": "/work"}]
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", "sleep 1; printf 'prestop ' >> /scratch/log"]}}}
+    mounts = [{"name": "work", "mountPath": "/scratch"}]
     watcher = """
 import pathlib, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-log = pathlib.Path("/work/log")
+log = pathlib.Path("/scratch/log")
 while True:
     print(log.read_text() if log.exists() else "", flush=True)
     time.sleep(0.2)

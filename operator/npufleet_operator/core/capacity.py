@@ -41,16 +41,22 @@ class Room:
 
     def fits(self, npus: int) -> bool:
         """Whether one node has `npus` left, and the pool too."""
-        return self._headroom >= npus and any(count >= npus for count in self._free.values())
+        return self._headroom >= npus and _best_fit(self._free, npus) is not None
 
     def take(self, npus: int) -> bool:
         """Take `npus` from the node where the least is left over; False, and nothing taken, if none has them."""
-        if not self.fits(npus):
+        node = _best_fit(self._free, npus)
+        if node is None or self._headroom < npus:
             return False
-        _, node = min((count, node) for node, count in self._free.items() if count >= npus)
         self._free[node] -= npus
         self._headroom -= npus
         return True
+
+
+def _best_fit(free: Mapping[str, int], npus: int) -> str | None:
+    """The node where the least is left over once it gives `npus`, the first by name among equals."""
+    candidates = [(count, node) for node, count in free.items() if count >= npus]
+    return min(candidates)[1] if candidates else None
 
 
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
@@ -117,8 +123,7 @@ def _reserve(free: Mapping[str, int], waiting: Sequence[int]) -> dict[str, int]:
     """Free NPUs less those that created, not yet scheduled pods will take: largest first, best fit."""
     left = dict(free)
     for npus in sorted(waiting, reverse=True):
-        candidates = [(count, node) for node, count in left.items() if count >= npus]
-        if candidates:
-            _, node = min(candidates)
+        node = _best_fit(left, npus)
+        if node is not None:
             left[node] -= npus
     return left

@@ -92,6 +92,11 @@ class PodView:
         return (self.namespace, self.name)
 
     @property
+    def host(self) -> str:
+        """The pod's address as it stands in a URL."""
+        return f"[{self.ip}]" if ":" in self.ip else self.ip
+
+    @property
     def finished(self) -> bool:
         """The pod has ended and holds no NPU any more."""
         return self.phase in ("Succeeded", "Failed")

@@ -13,7 +13,7 @@ from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
 from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTATION, FIELD_MANAGER
 from npufleet_operator.core.actions import CancelDrain, CreatePod, DeletePod, DrainPod, Manifest, ObjectId, Plan, object_id
 from npufleet_operator.core.conditions import timestamp
-from npufleet_operator.core.observed import ModelKey
+from npufleet_operator.core.observed import ModelKey, PodView
 from npufleet_operator.errors import AdminError, ConflictError, NotFoundError, RefusedError
 from npufleet_operator.shell.client import Json, KubeClient
 from npufleet_operator.shell.compare import satisfies
@@ -80,9 +80,11 @@ class Applier:
 
     async def _object(self, manifest: Manifest, refused: dict[ModelKey, str]) -> None:
         identity, kind = object_id(manifest), kind_of(manifest)
-        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
         child, version = self._mirror.children.get(identity), self._mirror.version(identity)
-        if child and version and (self._applied.get(identity) == (digest, version.number) or satisfies(child.body, manifest)):
+        if child and satisfies(child.body, manifest):
+            return
+        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        if child and version and self._applied.get(identity) == (digest, version.number):
             return
         owner = _owner(manifest)
         foreign = child.owner_uid != _owner_uid(manifest) if child else await self._belongs_to_another(kind, manifest)
@@ -157,7 +159,7 @@ class Applier:
         await self._annotate(step.pod, None, None)
         APPLIES.labels("Pod", "drain-cancelled").inc()
 
-    async def _annotate(self, pod: Any, started: str | None, reason: str | None) -> None:
+    async def _annotate(self, pod: PodView, started: str | None, reason: str | None) -> None:
         annotations = {DRAIN_STARTED_ANNOTATION: started, DRAIN_REASON_ANNOTATION: reason}
         patch = {"metadata": {"uid": pod.uid, "annotations": annotations}}
         self._mirror.upsert(POD, await self._client.merge(POD, pod.namespace, pod.name, patch, FIELD_MANAGER))

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from npufleet_api.contract import ADMIN_PORT, DRAIN_CANCEL_PATH, DRAIN_PATH, STATE_PATH, AdminState, DrainRequest
 from npufleet_operator.core.observed import EngineProbe, PodView
 from npufleet_operator.errors import AdminError
+from npufleet_operator.shell.bounded import read_bounded
 
 TIMEOUT = aiohttp.ClientTimeout(total=3)
 MAX_ANSWER_BYTES = 64 * 1024
@@ -46,13 +47,12 @@ class EngineAdmin:
         return EngineProbe(state=state.state, running=state.running, waiting=state.waiting)
 
     async def _call(self, method: str, pod: PodView, path: str, body: bytes | None = None) -> AdminState:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(
-                method, f"http://{host}:{self._port}{path}", data=body, headers=headers, timeout=TIMEOUT, allow_redirects=False
+                method, f"http://{pod.host}:{self._port}{path}", data=body, headers=headers, timeout=TIMEOUT, allow_redirects=False
             ) as response:
-                raw = await response.content.read(MAX_ANSWER_BYTES)
+                raw = await read_bounded(response, MAX_ANSWER_BYTES)
                 if response.status != 200:
                     raise AdminError(f"{method} {path} of pod {pod.name}: status {response.status}")
             return AdminState.model_validate_json(raw)

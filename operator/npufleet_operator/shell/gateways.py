@@ -11,6 +11,7 @@ import aiohttp
 from npufleet_api.contract import GATEWAY_PORT, REPORT_PATH
 from npufleet_api.report import MAX_GATEWAY_REPORT_BYTES, DataState, GatewayReport, ReportError, parse_gateway_report
 from npufleet_operator.core.observed import PodView, TrafficView
+from npufleet_operator.shell.bounded import read_bounded
 from npufleet_operator.shell.metrics import GATEWAY_REPORTS
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -54,13 +55,12 @@ class GatewayPoller:
         return TrafficView(state, tuple(sorted(fresh, key=lambda report: report.gateway)))
 
     async def _fetch(self, pod: PodView) -> GatewayReport | None:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         result = "unreachable"
         try:
-            async with self._session.get(f"http://{host}:{GATEWAY_PORT}{REPORT_PATH}", timeout=TIMEOUT, allow_redirects=False) as response:
-                raw = await response.content.read(MAX_GATEWAY_REPORT_BYTES + 1)
-                while not response.content.at_eof() and len(raw) <= MAX_GATEWAY_REPORT_BYTES:
-                    raw += await response.content.read(MAX_GATEWAY_REPORT_BYTES + 1 - len(raw))
+            async with self._session.get(
+                f"http://{pod.host}:{GATEWAY_PORT}{REPORT_PATH}", timeout=TIMEOUT, allow_redirects=False
+            ) as response:
+                raw = await read_bounded(response, MAX_GATEWAY_REPORT_BYTES)
                 result = "refused"
                 if response.status != 200:
                     return None

@@ -180,14 +180,17 @@ class Mirror:
             if pod.labels.get(COMPONENT_LABEL) and not pod.requests:
                 return []
             return [name for name, pool in self.pools.items() if pool.spec and pool.spec.npus.resource_name in pod.requests]
-        model = next((m for m in self.models.values() if m.uid == pod.owner_uid), None)
-        label = pod.labels.get(POOL_LABEL)
-        return {*([model.pool_name] if model else []), *(name for name in self.pools if slug(name) == label)}
+        return self._pools_of_owned(pod.owner_uid, pod.labels)
 
     def _pools_of_child(self, child: Child) -> Iterable[str]:
-        label = (child.body["metadata"].get("labels") or {}).get(POOL_LABEL)
-        owners = {model.pool_name for model in self.models.values() if model.uid == child.owner_uid}
-        return {*([child.pool] if child.pool else []), *owners, *(name for name in self.pools if slug(name) == label)}
+        pools = self._pools_of_owned(child.owner_uid, child.body["metadata"].get("labels") or {})
+        return pools | {child.pool} if child.pool else pools
+
+    def _pools_of_owned(self, owner_uid: str, labels: Mapping[str, str]) -> set[str]:
+        """The pool of the owning model, and the one that the object was made in: they differ while a model moves, or once it is gone."""
+        owners = {model.pool_name for model in self.models.values() if model.uid == owner_uid}
+        label = labels.get(POOL_LABEL)
+        return owners | {name for name in self.pools if slug(name) == label}
 
     def _notify(self, pools: Iterable[str]) -> None:
         for pool in set(pools):
