@@ -146,7 +146,8 @@ def _run_npufleet(folder: Path, prompt: list[int], threads: int) -> tuple[list[f
     """(seconds from the start until each token, bytes held at the peak beyond what was held after loading)."""
     from npufleet_api.settings import EngineSettings
     from npufleet_pod.engine.engine import Engine
-    from npufleet_pod.engine.loading import inspect_model, load_engine
+    from npufleet_pod.engine.loading import load_engine
+    from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams, TokenOutput
 
     settings = EngineSettings.model_validate(

@@ -21,7 +21,8 @@ import click
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
-from npufleet_pod.engine.loading import inspect_model, load_engine
+from npufleet_pod.engine.loading import load_engine
+from npufleet_pod.engine.model_files import inspect_model
 from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams
 from npufleet_pod.engine.stats import FinishedRequest
 

@@ -55,7 +55,7 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
 
 
 def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
-    from npufleet_pod.engine.loading import inspect_model
+    from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.server.chat_template import load_chat_template
     from npufleet_pod.server.logs import configure_logging
     from npufleet_pod.server.process import Sockets, bind, serve

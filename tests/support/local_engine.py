@@ -11,7 +11,8 @@ from pathlib import Path
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.generation import Generation
-from npufleet_pod.engine.loading import inspect_model, load_engine
+from npufleet_pod.engine.loading import load_engine
+from npufleet_pod.engine.model_files import inspect_model
 from npufleet_pod.engine.profiles import with_profile
 from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams, TokenOutput
 from npufleet_pod.engine.stats import FinishedRequest

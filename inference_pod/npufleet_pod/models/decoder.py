@@ -12,7 +12,7 @@ from npufleet_kernels.dispatch import Kernels
 from npufleet_pod.models.checkpoint import TensorSource
 from npufleet_pod.models.config import DecoderConfig, ExpertsConfig
 from npufleet_pod.models.rope import RotaryEmbedding
-from npufleet_pod.models.weights import DecoderWeights, ExpertWeights, GatedWeights, LayerWeights, load_weights
+from npufleet_pod.models.weights import DecoderWeights, ExpertWeights, GatedWeights, LayerWeights, Projection, load_weights
 
 
 class SequenceCache(Protocol):
@@ -73,7 +73,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32."""
-        return self._kernels.linear(hidden, self._weights.head).to(torch.float32)
+        return self._project(hidden, self._weights.head).to(torch.float32)
 
     def _attention(
         self,
@@ -86,14 +86,17 @@ class Decoder:
     ) -> Tensor:
         kernels, config = self._kernels, self.config
         rows = normed.shape[0]
-        heads = kernels.linear(normed, layer.qkv, layer.qkv_bias).view(rows, config.heads + 2 * config.kv_heads, config.head_size)
+        heads = self._project(normed, layer.qkv).view(rows, config.heads + 2 * config.kv_heads, config.head_size)
         query, key, value = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm_heads(query, layer.query_norm), self._norm_heads(key, layer.key_norm)
         query, key = kernels.rope(query, key, *rotation)
         keys, values = cache.append(index, key, value)
         mixed = kernels.attention(query, keys, values, query_lengths, config.head_size**-0.5)
-        return kernels.linear(mixed.reshape(rows, -1), layer.output, layer.output_bias)
+        return self._project(mixed.reshape(rows, -1), layer.output)
+
+    def _project(self, x: Tensor, projection: Projection) -> Tensor:
+        return self._kernels.linear(x, projection.weight, projection.bias)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
         normed, _ = self._kernels.rms_norm(heads.reshape(-1, heads.shape[-1]), weight, self.config.norm_epsilon)
@@ -106,16 +109,15 @@ class Decoder:
         return self._experts(self.config.experts, layer.mlp, x)
 
     def _gated(self, weights: GatedWeights, x: Tensor) -> Tensor:
-        kernels = self._kernels
-        return kernels.linear(kernels.silu_mul(kernels.linear(x, weights.gate_up, weights.gate_up_bias)), weights.down, weights.down_bias)
+        return self._project(self._kernels.silu_mul(self._project(x, weights.gate_up)), weights.down)
 
     def _experts(self, config: ExpertsConfig, weights: ExpertWeights, x: Tensor) -> Tensor:
         kernels = self._kernels
-        shares, experts = kernels.moe_route(kernels.linear(x, weights.router), config.per_token, config.normalise)
+        shares, experts = kernels.moe_route(self._project(x, weights.router), config.per_token, config.normalise)
         mixed = kernels.moe_experts(x, shares, experts, weights.gate_up, weights.down)
         if weights.shared is None or weights.shared_gate is None:
             return mixed
-        return mixed + torch.sigmoid(kernels.linear(x, weights.shared_gate)) * self._gated(weights.shared, x)
+        return mixed + torch.sigmoid(self._project(x, weights.shared_gate)) * self._gated(weights.shared, x)
 
 
 class _SequenceCaches:

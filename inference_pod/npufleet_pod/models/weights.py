@@ -15,24 +15,30 @@ from npufleet_pod.models.config import DecoderConfig, ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer: weight (out, in), and bias (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GatedWeights:
     """A gated feed-forward part; gate and up lie end to end."""
 
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """A mixture of experts: gate_up (E, 2 · intermediate, hidden), down (E, hidden, intermediate)."""
 
-    router: Tensor
+    router: Projection
     gate_up: Tensor
     down: Tensor
     shared: GatedWeights | None
-    shared_gate: Tensor | None
+    shared_gate: Projection | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +46,22 @@ class LayerWeights:
     """Weights of one layer; Q, K and V lie end to end."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    output: Projection
     mlp_norm: Tensor
     mlp: GatedWeights | ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights; `head` is `embedding` itself where they are tied."""
+    """All weights; the head's are the embedding itself where they are tied."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Projection
 
 
 def load_weights(config: DecoderConfig, source: TensorSource, keep_going: Callable[[], bool]) -> DecoderWeights:
@@ -74,7 +78,7 @@ def load_weights(config: DecoderConfig, source: TensorSource, keep_going: Callab
         embedding=embedding,
         layers=tuple(layers),
         norm=source.tensor(f"{names.norm}.weight", (config.hidden_size,)),
-        head=embedding if config.tied_embeddings else source.tensor(f"{names.head}.weight", table),
+        head=Projection(embedding if config.tied_embeddings else source.tensor(f"{names.head}.weight", table)),
     )
 
 
@@ -91,20 +95,17 @@ class _Layer:
     def load(self) -> LayerWeights:
         config, names = self._config, self._names
         queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-        qkv = self._weight(names.qkv, (queries, keys, keys), config.hidden_size)
-        qkv_bias = self._bias(names.qkv, (queries, keys, keys)) if config.qkv_bias else None
+        qkv = self._projection(names.qkv, (queries, keys, keys), config.hidden_size, config.qkv_bias)
         if config.family.rotary_interleaved:
-            rows = _half_split_rows(config).to(qkv.device)
-            qkv, qkv_bias = qkv[rows], None if qkv_bias is None else qkv_bias[rows]
+            rows = _half_split_rows(config).to(qkv.weight.device)
+            qkv = Projection(qkv.weight[rows], None if qkv.bias is None else qkv.bias[rows])
         norms = config.family.query_key_norm
         return LayerWeights(
             input_norm=self._vector(names.input_norm, config.hidden_size),
             qkv=qkv,
-            qkv_bias=qkv_bias,
             query_norm=self._vector(names.query_norm, config.head_size) if norms else None,
             key_norm=self._vector(names.key_norm, config.head_size) if norms else None,
-            output=self._weight((names.output,), (config.hidden_size,), queries),
-            output_bias=self._bias((names.output,), (config.hidden_size,)) if config.output_bias else None,
+            output=self._projection((names.output,), (config.hidden_size,), queries, config.output_bias),
             mlp_norm=self._vector(names.mlp_norm, config.hidden_size),
             mlp=self._mlp(),
         )
@@ -118,18 +119,16 @@ class _Layer:
     def _gated(self, gate_up: Sequence[str], down: str, inner: int, bias: bool) -> GatedWeights:
         hidden = self._config.hidden_size
         return GatedWeights(
-            gate_up=self._weight(gate_up, (inner, inner), hidden),
-            gate_up_bias=self._bias(gate_up, (inner, inner)) if bias else None,
-            down=self._weight((down,), (hidden,), inner),
-            down_bias=self._bias((down,), (hidden,)) if bias else None,
+            gate_up=self._projection(gate_up, (inner, inner), hidden, bias),
+            down=self._projection((down,), (hidden,), inner, bias),
         )
 
     def _experts(self, experts: ExpertsConfig) -> ExpertWeights:
         names, hidden, inner = self._names, self._config.hidden_size, experts.intermediate_size
-        router = self._weight((names.router,), (experts.count,), hidden)
+        router = self._projection((names.router,), (experts.count,), hidden)
         # Every expert goes straight to its place: joining them at the end would take their memory twice.
-        gate_up = router.new_empty((experts.count, 2 * inner, hidden))
-        down = router.new_empty((experts.count, hidden, inner))
+        gate_up = router.weight.new_empty((experts.count, 2 * inner, hidden))
+        down = router.weight.new_empty((experts.count, hidden, inner))
         for expert in range(experts.count):
             gate_up[expert] = self._weight([name.format(expert=expert) for name in names.expert_gate_up], (inner, inner), hidden)
             down[expert] = self._weight((names.expert_down.format(expert=expert),), (hidden,), inner)
@@ -139,8 +138,11 @@ class _Layer:
             gate_up=gate_up,
             down=down,
             shared=None if shared is None else self._gated(names.shared_gate_up, names.shared_down, shared, False),
-            shared_gate=None if shared is None else self._weight((names.shared_gate,), (1,), hidden),
+            shared_gate=None if shared is None else self._projection((names.shared_gate,), (1,), hidden),
         )
+
+    def _projection(self, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool = False) -> Projection:
+        return Projection(self._weight(names, rows, columns), self._bias(names, rows) if bias else None)
 
     def _weight(self, names: Sequence[str], rows: Sequence[int], columns: int) -> Tensor:
         """Projections end to end, (sum of rows, columns), from one tensor each or from one for all."""

@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from npufleet_api.contract import POD_NAME_ENV, EngineState
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
-from npufleet_pod.engine.loading import ModelFiles, load_engine
+from npufleet_pod.engine.loading import load_engine
+from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.errors import DrainDeadlineError, StartError
 from npufleet_pod.server.admin import create_admin_app
 from npufleet_pod.server.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
-from npufleet_pod.engine.loading import ModelFiles
+from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.errors import ModelNotFoundError, NotReadyError
 from npufleet_pod.server.chat_template import ChatTemplate

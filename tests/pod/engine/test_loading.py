@@ -11,7 +11,9 @@ import torch
 from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
-from npufleet_pod.engine.loading import compute_dtype, inspect_model, memory_limits, open_device
+from npufleet_pod.engine.device_choice import open_device
+from npufleet_pod.engine.limits import memory_limits
+from npufleet_pod.engine.model_files import compute_dtype, inspect_model
 from npufleet_pod.errors import DeviceError
 
 MIB = 2**20

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from npufleet_api.settings import EngineSettings
-from npufleet_pod.engine.loading import inspect_model, load_engine
+from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.memory.errors import TierError
+from npufleet_pod.engine.model_files import inspect_model
 from npufleet_pod.engine.tiering import open_tiers
 from npufleet_pod.errors import DeviceError
 

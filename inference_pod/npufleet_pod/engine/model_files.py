@@ -1,0 +1,60 @@
+"""What can be read of a model before torch is imported: configuration, tokenizer, types, and whether they fit the settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from npufleet_api.model import Dtype
+from npufleet_api.pool import Device
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.errors import DeviceError, ModelError, SettingsError
+from npufleet_pod.models.config import DecoderConfig, load_config
+from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What can be read of a model without torch, in well under a second."""
+
+    path: Path
+    config: DecoderConfig
+    tokenizer: TextTokenizer
+    dtype: Dtype
+    max_model_length: int
+    """What the settings ask for, else the model's own limit; memory may allow less."""
+
+
+def inspect_model(settings: EngineSettings) -> ModelFiles:
+    """Check all that needs no torch, so that a mistake is told at once. Raises SettingsError, DeviceError or ModelError."""
+    if settings.tensor_parallel > 1:
+        raise SettingsError(f"tensorParallel: {settings.tensor_parallel} is not served by this release: set it to 1")
+    if settings.device is Device.NPU and importlib.util.find_spec("torch_npu") is None:
+        raise DeviceError("device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU for development")
+    path = Path(settings.model_path)
+    config = load_config(path)
+    tokenizer = load_tokenizer(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"{path}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is {config.vocab_size}: "
+            "use the tokenizer that belongs to the weights"
+        )
+    wanted = settings.max_model_length
+    if wanted is not None and wanted > config.max_positions:
+        raise SettingsError(
+            f"maxModelLength: {wanted} is beyond the model's max_position_embeddings {config.max_positions}: lower maxModelLength"
+        )
+    dtype = compute_dtype(settings.dtype, config.checkpoint_dtype, settings.device)
+    return ModelFiles(path, config, tokenizer, dtype, wanted or config.max_positions)
+
+
+def compute_dtype(wanted: Dtype, checkpoint: Dtype, device: Device) -> Dtype:
+    """Type of weights, activations and KV.
+
+    Auto is the checkpoint's on an NPU. On a CPU it is Float32: few CPUs multiply bfloat16 faster than float32 (those with AMX or
+    AVX512-BF16), and in float32 an answer does not depend on the batch it was computed in.
+    """
+    if wanted is not Dtype.AUTO:
+        return wanted
+    return Dtype.FLOAT32 if device is Device.CPU else checkpoint
