@@ -36,6 +36,8 @@ DRAIN_REASON_ANNOTATION = "npufleet.dev/drain-reason"
 
 SETTINGS_DIR = "/etc/npufleet"
 ENGINE_SETTINGS_FILE = "engine.yaml"
+CALIBRATION_DIR = "/etc/npufleet-calibration"
+CALIBRATION_FILE = "calibration.yaml"
 MONITOR_DIR = "/etc/npufleet-monitor"
 MONITOR_SETTINGS_FILE = "monitor.yaml"
 MODEL_DIR = "/models"

@@ -53,6 +53,24 @@ class Dtype(StrEnum):
     FLOAT16 = "Float16"
 
 
+class WeightDtype(StrEnum):
+    """Type of one role's weights; Auto is the engine's dtype, Int8 has a scale per output channel."""
+
+    AUTO = "Auto"
+    FLOAT32 = "Float32"
+    BFLOAT16 = "BFloat16"
+    FLOAT16 = "Float16"
+    INT8 = "Int8"
+
+
+class KvCacheDtype(StrEnum):
+    """Type of cached keys and values; Auto is the engine's dtype, Int8Heads keeps those heads as INT8 that a calibration chose."""
+
+    AUTO = "Auto"
+    INT8 = "Int8"
+    INT8_HEADS = "Int8Heads"
+
+
 class BlockSize(IntEnum):
     """Tokens of a KV block: what is shared, cached and counted."""
 
@@ -139,11 +157,33 @@ class Runtime(ApiModel):
     )
 
 
+class CalibrationRef(ApiModel):
+    """A ConfigMap in the model's own namespace."""
+
+    name: DnsSubdomain
+
+
+class PrecisionOverrides(ApiModel):
+    """Types by role. Unset fields are Auto."""
+
+    attention: WeightDtype | None = spec_field("Projections of attention.", Change.ROLLS, default=None)
+    feed_forward: WeightDtype | None = spec_field("Feed-forward layers, experts included.", Change.ROLLS, default=None)
+    output: WeightDtype | None = spec_field("The head that scores the vocabulary.", Change.ROLLS, default=None)
+    kv_cache: KvCacheDtype | None = spec_field("Cached keys and values. Int8Heads needs calibrationRef.", Change.ROLLS, default=None)
+
+
 class EngineOverrides(ApiModel):
     """Engine settings. Unset fields come from the profile."""
 
     profile: EngineProfile = spec_field("Named set of settings.", Change.ROLLS, default=EngineProfile.BALANCED)
     dtype: Dtype | None = spec_field("Type of weights and activations.", Change.ROLLS, default=None)
+    precision: PrecisionOverrides | None = spec_field("Types that differ from dtype, by role.", Change.ROLLS, default=None)
+    calibration_ref: CalibrationRef | None = spec_field(
+        "ConfigMap with what `npufleet-pod calibrate` wrote, under the key calibration.yaml; it goes before the profile, and fields that "
+        "are set here go before it. A changed ConfigMap is read by pods that start after it.",
+        Change.ROLLS,
+        default=None,
+    )
     max_model_length: int | None = spec_field("Longest prompt plus answer, in tokens.", Change.ROLLS, default=None, ge=16, le=10485760)
     max_num_sequences: int | None = spec_field("Most sequences in one batch.", Change.ROLLS, default=None, ge=1, le=4096)
     max_num_batched_tokens: int | None = spec_field("Most tokens in one step.", Change.ROLLS, default=None, ge=16, le=1048576)
@@ -261,7 +301,11 @@ class AscendModelSpec(ApiModel):
             cel(
                 "!has(self.diskCacheMi) || self.diskCacheMi == 0 || (has(self.hostCacheMi) && self.hostCacheMi > 0)",
                 "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither",
-            )
+            ),
+            cel(
+                "!has(self.precision) || !has(self.precision.kvCache) || self.precision.kvCache != 'Int8Heads' || has(self.calibrationRef)",
+                "engine.precision.kvCache Int8Heads needs engine.calibrationRef, which names the heads: set it, or choose Int8 or Auto",
+            ),
         ),
     )
     parallelism: Parallelism = spec_field("NPUs of one replica.", Change.ROLLS, default=Parallelism())
@@ -309,7 +353,7 @@ class ResolvedEngine(ApiModel):
     device: Annotated[str, StringConstraints(max_length=8)]
     dtype: Dtype
     max_model_length: int | None = Field(default=None, ge=0, description="Unset: the model's own limit.")
-    max_num_sequences: int = Field(ge=1)
+    max_num_sequences: int | None = Field(default=None, ge=1, description="Unset: what the calibration says.")
     max_num_batched_tokens: int = Field(ge=1)
     block_size: int | None = Field(default=None, ge=1)
     chunked_prefill: bool | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic.alias_generators import to_camel
 
 from npufleet_api.contract import KV_CACHE_DIR
-from npufleet_api.model import BlockSize, Dtype, EngineProfile, Preemption, SchedulingPolicy
+from npufleet_api.model import BlockSize, Dtype, EngineProfile, KvCacheDtype, Preemption, SchedulingPolicy, WeightDtype
 from npufleet_api.pool import AlertThresholds, Device
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -27,6 +27,15 @@ class ShutdownSettings(SettingsModel):
     drain_seconds: float = Field(default=120, ge=0, le=3600, description="Lets running requests finish.")
 
 
+class PrecisionSettings(SettingsModel):
+    """Types by role; Auto is the engine's dtype."""
+
+    attention: WeightDtype = WeightDtype.AUTO
+    feed_forward: WeightDtype = WeightDtype.AUTO
+    output: WeightDtype = WeightDtype.AUTO
+    kv_cache: KvCacheDtype = KvCacheDtype.AUTO
+
+
 class EngineSettings(SettingsModel):
     """`engine.yaml`: everything that the engine container needs to know."""
 
@@ -36,6 +45,8 @@ class EngineSettings(SettingsModel):
     device: Device = Device.NPU
     profile: EngineProfile = EngineProfile.BALANCED
     dtype: Dtype = Dtype.AUTO
+    precision: PrecisionSettings = PrecisionSettings()
+    calibration_path: Name | None = Field(default=None, description="File of `npufleet-pod calibrate`; goes before the profile.")
     max_model_length: int | None = Field(default=None, ge=16, le=10485760, description="Tokens; unset is the model's own limit.")
     max_num_sequences: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=4096, ge=16, le=1048576)
@@ -55,6 +66,7 @@ class EngineSettings(SettingsModel):
     disk_cache_mi: int = Field(default=0, ge=0, le=67108864, description="MiB of disk for KV that left the host's memory.")
     disk_cache_path: Name = Field(default=KV_CACHE_DIR, description="Directory of KV on disk; emptied at start.")
     tensor_parallel: int = Field(default=1, ge=1, le=64)
+    rank_timeout_seconds: float = Field(default=60, ge=1, le=3600, description="A rank without progress for so long ends the replica.")
     cpu_threads: int | None = Field(default=None, ge=1, le=1024, description="Compute threads; unset is the container's CPU limit.")
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     shutdown: ShutdownSettings = ShutdownSettings()
@@ -69,6 +81,12 @@ class EngineSettings(SettingsModel):
     def _disk_is_behind_memory(self) -> Self:
         if self.disk_cache_mi and not self.host_cache_mi:
             raise ValueError(f"diskCacheMi: {self.disk_cache_mi} needs hostCacheMi, through which KV reaches the disk: set it too")
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_heads_are_named(self) -> Self:
+        if self.precision.kv_cache is KvCacheDtype.INT8_HEADS and self.calibration_path is None:
+            raise ValueError("precision.kvCache: Int8Heads needs calibrationPath, whose file names heads: set it, or choose Int8")
         return self
 
 

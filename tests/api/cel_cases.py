@@ -231,6 +231,11 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.runtime.args[]", "spec.runtime", "--seed=1", high=256, wrap={**_VLLM, "args": [VALUE]}),
     Field("spec.engine.profile", "spec.engine.profile", "HighConcurrencyChat", wrong="Fast"),
     Field("spec.engine.dtype", "spec.engine.dtype", "BFloat16", wrong="bf16"),
+    Field("spec.engine.precision.attention", "spec.engine.precision.attention", "BFloat16", wrong="bf16"),
+    Field("spec.engine.precision.feedForward", "spec.engine.precision.feedForward", "Int8", wrong="int4"),
+    Field("spec.engine.precision.output", "spec.engine.precision.output", "Float32", wrong="fp8"),
+    Field("spec.engine.precision.kvCache", "spec.engine.precision.kvCache", "Int8", wrong="Int4"),
+    Field("spec.engine.calibrationRef.name", "spec.engine.calibrationRef.name", "tiny-calibration", 1, 253, wrong=_DNS_WRONG),
     Field("spec.engine.maxModelLength", "spec.engine.maxModelLength", 4096, 16, 10485760),
     Field("spec.engine.maxNumSequences", "spec.engine.maxNumSequences", 64, 1, 4096),
     Field("spec.engine.maxNumBatchedTokens", "spec.engine.maxNumBatchedTokens", 4096, 16, 1048576),
@@ -395,6 +400,7 @@ DOTS = "model.uri has a .. in its path: write the path from the volume's root wi
 IMAGE = "runtime.image is only for VLLMAscend: remove it, or set runtime.name to VLLMAscend"
 ARGS = "runtime.args is only for VLLMAscend: remove it and use the fields of engine, or set runtime.name to VLLMAscend"
 REPLICAS = "scaling.minReplicas is above scaling.maxReplicas: lower minReplicas or raise maxReplicas"
+HEADS = "engine.precision.kvCache Int8Heads needs engine.calibrationRef, which names the heads: set it, or choose Int8 or Auto"
 DISK = "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither"
 
 CEL_CASES: list[Case] = [
@@ -448,6 +454,13 @@ CEL_CASES: list[Case] = [
     Case("ascendmodels spec.engine no disk cache accepted", _model("spec.engine", {"hostCacheMi": 0, "diskCacheMi": 0}), None),
     Case("ascendmodels spec.engine disk cache alone refused", _model("spec.engine", {"diskCacheMi": 1}), DISK),
     Case("ascendmodels spec.engine disk cache behind none refused", _model("spec.engine", {"hostCacheMi": 0, "diskCacheMi": 1}), DISK),
+    Case("ascendmodels spec.engine chosen heads refused", _model("spec.engine", {"precision": {"kvCache": "Int8Heads"}}), HEADS),
+    Case("ascendmodels spec.engine all heads accepted", _model("spec.engine", {"precision": {"kvCache": "Int8"}}), None),
+    Case(
+        "ascendmodels spec.engine chosen heads of a calibration accepted",
+        _model("spec.engine", {"precision": {"kvCache": "Int8Heads"}, "calibrationRef": {"name": "tiny-calibration"}}),
+        None,
+    ),
     Case("ascendmodels spec.scaling equal bounds accepted", _model("spec.scaling", {"minReplicas": 3, "maxReplicas": 3}), None),
     Case("ascendmodels spec.scaling min alone accepted", _model("spec.scaling", {"minReplicas": 3}), None),
     Case("ascendmodels spec.scaling zero accepted", _model("spec.scaling", {"minReplicas": 0, "maxReplicas": 1}), None),

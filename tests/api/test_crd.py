@@ -82,7 +82,12 @@ def test_every_field_of_a_spec_says_what_a_change_does(name: str) -> None:
 
 
 def _says_what_a_change_does(path: str, node: dict[str, Any]) -> bool:
-    inherits = {"spec.classes", "spec.poolRef.name", "spec.model.secretRef.name"}  # their parent, or their items, say it
+    inherits = {
+        "spec.classes",
+        "spec.poolRef.name",
+        "spec.model.secretRef.name",
+        "spec.engine.calibrationRef.name",
+    }  # their parent, or their items, say it
     return path in inherits or "A change " in node.get("description", "")
 
 

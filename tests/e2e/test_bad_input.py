@@ -65,7 +65,7 @@ MISTAKES = {
         {"model": {"uri": "hf://org/name"}}, "Accepted", "NotImplemented", ("spec.model.uri", "hf://", "write pvc://CLAIM/PATH")
     ),
     "vllm": Mistake({"runtime": {"name": "VLLMAscend"}}, "Accepted", "NotImplemented", ("spec.runtime.name", "set it to Native")),
-    "tensor": Mistake({"parallelism": {"tensor": 2}}, "Accepted", "NotImplemented", ("spec.parallelism.tensor", "set it to 1")),
+    "pipeline": Mistake({"parallelism": {"pipeline": 2}}, "Accepted", "NotImplemented", ("spec.parallelism.pipeline", "set it to 1")),
     "zero": Mistake({"scaling": {"minReplicas": 0}}, "Accepted", "NotImplemented", ("spec.scaling.minReplicas", "set it to 1 or more")),
     "no-memory": Mistake(
         {**_on_volume("good"), "resources": {"memory": "900Ti"}}, "Available", "Unschedulable", ("Insufficient memory", "0/1 nodes")
@@ -158,8 +158,8 @@ def test_the_example_of_a_large_model_gets_an_honest_condition(installed: Cluste
         installed.run_kubectl("apply", "-f", manifest)
         told = settled("Accepted", lambda: _conditions(_get(installed, "amodel", "qwen72b", "-n", "team-a")).get("Accepted"))
         assert (told["status"], told["reason"]) == ("False", "NotImplemented")
-        assert "set it to 1" in told["message"]
-        assert "spec.parallelism.tensor" in told["message"]
+        assert "spec.model.uri" in told["message"]
+        assert "write pvc://CLAIM/PATH" in told["message"]
         pool = settled("the pool's conditions", lambda: _conditions(_get(installed, "npool", "prod")))
         assert pool["Accepted"]["status"] == "True"
         assert pool["NotYetEffective"]["status"] == "True"

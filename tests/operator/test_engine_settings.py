@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from npufleet_api.model import EngineOverrides, EngineProfile
-from npufleet_operator.core.engine_settings import engine_settings, resolved, whole_cpus
+from npufleet_operator.core.engine_settings import engine_settings, resolved, settings_document, whole_cpus
 from support.fleet import model_spec, pool_spec
 
 
@@ -75,7 +75,7 @@ def test_an_override_wins_over_the_profile_and_leaves_the_rest(profile: EnginePr
 
 def test_every_override_is_tried() -> None:
     names = {field.alias for field in EngineOverrides.model_fields.values()}
-    assert names == {*OVERRIDES, "profile", "diskCacheMi"}
+    assert names == {*OVERRIDES, "profile", "diskCacheMi", "precision", "calibrationRef"}
 
 
 def test_the_disk_cache_comes_with_the_host_cache() -> None:
@@ -93,3 +93,27 @@ def test_clients_may_use_both_names() -> None:
     assert (settings.served_name, settings.aliases) == ("assistant", ["team/tiny"])
     same = engine_settings("team", "tiny", model_spec(model={"uri": "pvc://x", "servedName": "team/tiny"}), pool_spec())
     assert (same.served_name, same.aliases) == ("team/tiny", [])
+
+
+def test_types_by_role_reach_the_settings() -> None:
+    engine = {"precision": {"feedForward": "Int8", "kvCache": "Int8"}}
+    settings = engine_settings("team", "tiny", model_spec(engine=engine), pool_spec())
+    assert settings_document(settings)["precision"] == {"attention": "Auto", "feedForward": "Int8", "output": "Auto", "kvCache": "Int8"}
+
+
+def test_a_calibration_says_the_batch_unless_the_model_does() -> None:
+    calibrated = {"calibrationRef": {"name": "tiny-calibration"}}
+    settings = engine_settings("team", "tiny", model_spec(engine=calibrated), pool_spec())
+    document = settings_document(settings)
+    assert document["calibrationPath"] == "/etc/npufleet-calibration/calibration.yaml"
+    assert "maxNumSequences" not in document
+    assert resolved(settings).max_num_sequences is None
+    own = engine_settings("team", "tiny", model_spec(engine={**calibrated, "maxNumSequences": 3}), pool_spec())
+    assert settings_document(own)["maxNumSequences"] == 3
+    assert resolved(own).max_num_sequences == 3
+
+
+def test_without_a_calibration_the_settings_leave_nothing_out() -> None:
+    settings = engine_settings("team", "tiny", model_spec(), pool_spec())
+    optional = {"maxModelLength", "calibrationPath"}
+    assert set(settings_document(settings)) == {field.alias for field in type(settings).model_fields.values()} - optional

@@ -55,7 +55,6 @@ def test_the_gateway_of_a_deleted_pool_goes_once_its_pods_are_gone() -> None:
     ("spec", "reason", "named"),
     [
         (model_spec("missing"), Reason.CLASS_NOT_FOUND, "spec.workloadClass"),
-        (model_spec(parallelism={"tensor": 2}), Reason.NOT_IMPLEMENTED, "spec.parallelism.tensor"),
         (model_spec(parallelism={"pipeline": 2}), Reason.NOT_IMPLEMENTED, "spec.parallelism.pipeline"),
         (model_spec(runtime={"name": "VLLMAscend"}), Reason.NOT_IMPLEMENTED, "spec.runtime.name"),
         (model_spec(model={"uri": "hf://Qwen/Qwen2.5-72B-Instruct"}), Reason.NOT_IMPLEMENTED, "spec.model.uri"),
@@ -89,7 +88,7 @@ def test_a_namespace_outside_the_selector_may_not_claim_the_class() -> None:
 def test_a_refused_change_keeps_the_running_revision() -> None:
     fleet = served()
     before = fleet.of("tiny")
-    fleet.add_model("tiny", model_spec(parallelism={"tensor": 2}))
+    fleet.add_model("tiny", model_spec(parallelism={"pipeline": 2}))
     assert is_quiet(fleet.step())
     assert fleet.of("tiny") == before
     assert fleet.models[("team", "tiny")].status.ready_replicas == 1
@@ -438,3 +437,13 @@ def test_cards_that_fail_under_running_replicas_are_not_given_out_again_elsewher
     fleet.settle()
     assert fleet.pool_status.supply == 6
     assert fleet.charged() == 6
+
+
+def test_a_replica_of_several_ranks_is_charged_for_each_and_stays_on_one_node() -> None:
+    fleet = Fleet(nodes={name: node(name, 3) for name in ("a", "b")})
+    fleet.add_model("big", model_spec("code", replicas=3, parallelism={"tensor": 2}))
+    fleet.settle()
+    assert len(fleet.of("big")) == 2
+    assert fleet.models[("team", "big")].status.npus == 4
+    assert fleet.condition("big", "CapacityAvailable")[1] == Reason.NO_CAPACITY
+    assert fleet.pool_status.allocated == 4

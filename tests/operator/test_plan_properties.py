@@ -27,12 +27,14 @@ class FleetMachine(RuleBasedStateMachine):
         self.restricted: set[str] = set()
 
     @rule(name=st.sampled_from(["a", "b", "c"]), cls=st.sampled_from(CLASSES), replicas=st.integers(0, 5), batch=st.integers(1, 3),
-          rollout=st.sampled_from(["RollingUpdate", "Recreate"]))  # fmt: skip
-    def apply_model(self, name: str, cls: str, replicas: int, batch: int, rollout: str) -> None:
+          tensor=st.sampled_from([1, 1, 2, 4]), rollout=st.sampled_from(["RollingUpdate", "Recreate"]))  # fmt: skip
+    def apply_model(self, name: str, cls: str, replicas: int, batch: int, tensor: int, rollout: str) -> None:
         before = self.fleet.models.get(("team", name))
         if before and before.spec:
             cls = before.spec.workload_class
-        self.fleet.add_model(name, model_spec(cls, replicas, engine={"maxNumSequences": batch}, rollout=rollout))
+        self.fleet.add_model(
+            name, model_spec(cls, replicas, engine={"maxNumSequences": batch}, parallelism={"tensor": tensor}, rollout=rollout)
+        )
 
     @rule(data=st.data(), batch=st.integers(4, 6))
     def roll_out(self, data: st.DataObject, batch: int) -> None:

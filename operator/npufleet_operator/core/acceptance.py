@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic.alias_generators import to_camel
 
 from npufleet_api.conditions import Reason
-from npufleet_api.model import AscendModelSpec, RuntimeName
+from npufleet_api.model import AscendModelSpec, KvCacheDtype, RuntimeName
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
 from npufleet_operator.core.capacity import selects
 from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
@@ -81,10 +81,12 @@ def _runtime_implemented(a: Application) -> Refusal | None:
 
 
 def _parallelism_implemented(a: Application) -> Refusal | None:
-    for name, value in (("tensor", a.spec.parallelism.tensor), ("pipeline", a.spec.parallelism.pipeline)):
-        if value > 1:
-            return Refusal(Reason.NOT_IMPLEMENTED, f"spec.parallelism.{name}: {value} is not implemented yet; set it to 1")
-    return None
+    if a.spec.parallelism.pipeline == 1:
+        return None
+    return Refusal(
+        Reason.NOT_IMPLEMENTED,
+        f"spec.parallelism.pipeline: {a.spec.parallelism.pipeline} is not implemented yet; set it to 1, and raise tensor instead",
+    )
 
 
 def _source_implemented(a: Application) -> Refusal | None:
@@ -118,6 +120,16 @@ def _disk_cache_behind_memory(a: Application) -> Refusal | None:
     )
 
 
+def _int8_heads_are_named(a: Application) -> Refusal | None:
+    engine = a.spec.engine
+    if engine.precision is None or engine.precision.kv_cache is not KvCacheDtype.INT8_HEADS or engine.calibration_ref is not None:
+        return None
+    return Refusal(
+        Reason.SPEC_REFUSED,
+        "spec.engine.precision.kvCache: Int8Heads needs spec.engine.calibrationRef, which names the heads; set it, or choose Int8 or Auto",
+    )
+
+
 def _engine_image(a: Application) -> Refusal | None:
     if a.pool.pod_template.images.engine or a.config.engine_image:
         return None
@@ -135,6 +147,7 @@ CHECKS: tuple[Check, ...] = (
     _source_implemented,
     _zero_implemented,
     _disk_cache_behind_memory,
+    _int8_heads_are_named,
     _engine_image,
 )
 

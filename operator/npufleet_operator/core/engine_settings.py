@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
-from npufleet_api.contract import MODEL_DIR
+from npufleet_api.contract import CALIBRATION_DIR, CALIBRATION_FILE, MODEL_DIR
 from npufleet_api.model import AscendModelSpec, Dtype, ResolvedEngine
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.profiles import PROFILES
-from npufleet_api.settings import EngineSettings, ShutdownSettings
+from npufleet_api.settings import EngineSettings, PrecisionSettings, ShutdownSettings
 
 OPTIONAL_OVERRIDES = (
     "starvation_steps",
@@ -19,6 +20,8 @@ OPTIONAL_OVERRIDES = (
     "disk_cache_mi",
 )
 """Overrides whose default is that of EngineSettings, whatever the profile."""
+CALIBRATED = ("max_num_sequences",)
+"""Fields that a calibration says where the model does not: the settings file leaves them out then, and the engine fills them in."""
 
 
 SUFFIXES: dict[str, Fraction] = {
@@ -41,6 +44,8 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
     engine = spec.engine
     profile = asdict(PROFILES[engine.profile])
     asked = {name: value for name in (*profile, *OPTIONAL_OVERRIDES) if (value := getattr(engine, name)) is not None}
+    if engine.calibration_ref is not None:
+        profile = {name: value for name, value in profile.items() if name not in CALIBRATED}
     served = spec.model.served_name or name
     qualified = f"{namespace}/{name}"
     return EngineSettings(
@@ -50,6 +55,8 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
         device=pool.pod_template.device,
         profile=engine.profile,
         dtype=engine.dtype or Dtype.AUTO,
+        precision=PrecisionSettings(**engine.precision.model_dump(exclude_none=True)) if engine.precision else PrecisionSettings(),
+        calibration_path=f"{CALIBRATION_DIR}/{CALIBRATION_FILE}" if engine.calibration_ref else None,
         max_model_length=engine.max_model_length,
         max_queued_requests=engine.max_queued_requests or 256,
         tensor_parallel=spec.parallelism.tensor,
@@ -59,6 +66,12 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
     )
 
 
+def settings_document(settings: EngineSettings) -> dict[str, Any]:
+    """The settings file's content: everything but what a calibration is to say, so that it does not depend on the engine's own defaults."""
+    left_out = {name for name in CALIBRATED if name not in settings.model_fields_set}
+    return settings.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
+
+
 def resolved(settings: EngineSettings) -> ResolvedEngine:
     """What the model's status shows of its engine settings."""
     return ResolvedEngine(
@@ -66,7 +79,7 @@ def resolved(settings: EngineSettings) -> ResolvedEngine:
         device=settings.device.value,
         dtype=settings.dtype,
         max_model_length=settings.max_model_length,
-        max_num_sequences=settings.max_num_sequences,
+        max_num_sequences=settings.max_num_sequences if "max_num_sequences" in settings.model_fields_set else None,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         block_size=settings.block_size,
         chunked_prefill=settings.chunked_prefill,

@@ -7,6 +7,7 @@ import json
 from npufleet_api.contract import ENGINE_SETTINGS_FILE, MONITOR_SETTINGS_FILE, REVISION_LABEL
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import MonitorSettings
+from npufleet_operator.core.engine_settings import settings_document
 from npufleet_operator.core.naming import monitor_child, settings_child
 from npufleet_operator.core.objects.common import Manifest, model_metadata
 from npufleet_operator.core.objects.pod import Blueprint
@@ -21,7 +22,7 @@ def build_engine_settings(model: ModelView, plan: Blueprint) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
-        "data": {ENGINE_SETTINGS_FILE: _yaml(plan.settings.model_dump(mode="json", by_alias=True, exclude_none=True))},
+        "data": {ENGINE_SETTINGS_FILE: _yaml(settings_document(plan.settings))},
     }
 
 

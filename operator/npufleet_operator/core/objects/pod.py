@@ -9,6 +9,7 @@ from typing import Any
 
 from npufleet_api.contract import (
     ADMIN_PORT,
+    CALIBRATION_DIR,
     ENGINE_CONTAINER,
     ENGINE_PORT,
     ENGINE_SETTINGS_FILE,
@@ -33,7 +34,7 @@ from npufleet_api.contract import (
 from npufleet_api.model import AscendModelSpec
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import EngineSettings
-from npufleet_operator.core.engine_settings import engine_settings
+from npufleet_operator.core.engine_settings import engine_settings, settings_document
 from npufleet_operator.core.naming import REVISION_LENGTH, monitor_child, pod_name, settings_child
 from npufleet_operator.core.objects.common import CONTAINER_SECURITY, POD_SECURITY, Manifest, model_labels, model_metadata, without_none
 from npufleet_operator.core.observed import ModelView, OperatorConfig
@@ -64,9 +65,7 @@ def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
     settings = engine_settings(model.namespace, model.name, spec, pool)
     pod_spec = _pod_spec(model, spec, pool, config)
     rolled = settings.model_copy(update={"shutdown": settings.shutdown.model_copy(update={"drain_seconds": 0.0})})
-    hashed = json.dumps(
-        [pod_spec, rolled.model_dump(mode="json", by_alias=True), model_labels(model)], sort_keys=True, separators=(",", ":")
-    )
+    hashed = json.dumps([pod_spec, settings_document(rolled), model_labels(model)], sort_keys=True, separators=(",", ":"))
     revision = hashlib.sha256(hashed.encode()).hexdigest()[:REVISION_LENGTH]
     return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec)
 
@@ -98,6 +97,7 @@ def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
     volumes: list[Manifest] = [
         {"name": "monitor-settings", "configMap": {"name": monitor_child(model.name)}},
         {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
+        *_calibration_volume(spec),
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{template.shm_size_mi}Mi"}},
         *({"name": f"driver-{v.name}", "hostPath": {"path": v.host_path}} for v in template.driver_volumes),
@@ -159,11 +159,19 @@ def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConf
         "volumeMounts": [
             {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
             model_mount,
+            *({"name": v["name"], "mountPath": CALIBRATION_DIR, "readOnly": True} for v in _calibration_volume(spec)),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own emptyDir
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the container's own emptyDir
             *({"name": f"driver-{v.name}", "mountPath": v.mount_path, "readOnly": True} for v in template.driver_volumes),
         ],
     }
+
+
+def _calibration_volume(spec: AscendModelSpec) -> list[Manifest]:
+    """Optional, so that a ConfigMap that is missing is told by the engine in one line instead of holding the pod back in silence."""
+    if spec.engine.calibration_ref is None:
+        return []
+    return [{"name": "calibration", "configMap": {"name": spec.engine.calibration_ref.name, "optional": True}}]
 
 
 def _monitor(pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
