@@ -81,18 +81,18 @@ def _by_query_block(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
     """Attention of the last `n` positions of one sequence. query: (n, H, D); key, value: (K, L, D)."""
-    grouped = _group(query, key.shape[0])
+    grouped = group_heads(query, key.shape[0])
     scores = torch.matmul(grouped, key.transpose(1, 2)).to(torch.float32) * scale
     if causal and query.shape[0] > 1:
-        _hide(scores, query.shape[0], key.shape[1], 0)
+        hide_following(scores, query.shape[0], key.shape[1], 0)
     mixed = torch.matmul(torch.softmax(scores, dim=-1).to(query.dtype), value)
-    return _ungroup(mixed, query.shape[0])
+    return ungroup_heads(mixed, query.shape[0])
 
 
 def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
     """As `_attend`, one block of keys after the other."""
     count, length = query.shape[0], key.shape[1]
-    grouped = _group(query, key.shape[0])
+    grouped = group_heads(query, key.shape[0])
     kv_heads, rows, size = grouped.shape
     largest = torch.full((kv_heads, rows, 1), float("-inf"), dtype=torch.float32, device=query.device)
     total = torch.zeros_like(largest)
@@ -101,7 +101,7 @@ def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, cau
         end = min(start + KEY_BLOCK_TOKENS, length)
         scores = torch.matmul(grouped, key[:, start:end].transpose(1, 2)).to(torch.float32) * scale
         if causal and end > length - count + 1:
-            _hide(scores, count, length, start)
+            hide_following(scores, count, length, start)
         # The first block holds a key that every query sees, so that from then on `largest` is finite.
         following = torch.maximum(largest, scores.amax(-1, keepdim=True))
         fade = torch.exp(largest - following)
@@ -109,7 +109,7 @@ def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, cau
         total = total * fade + weights.sum(-1, keepdim=True)
         mixed = mixed * fade + torch.matmul(weights.to(query.dtype), value[:, start:end]).to(torch.float32)
         largest = following
-    return _ungroup((mixed / total).to(query.dtype), count)
+    return ungroup_heads((mixed / total).to(query.dtype), count)
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
@@ -117,8 +117,8 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causa
     count, earlier = query.shape[0], key.shape[1] - query.shape[0]
     if count == 1:
         # The heads of a group are the rows of one product, so that keys and values are read once per group.
-        mixed, _ = _flash(_group(query, key.shape[0]), key, value, scale, False)
-        return _ungroup(mixed, count)
+        mixed, _ = _flash(group_heads(query, key.shape[0]), key, value, scale, False)
+        return ungroup_heads(mixed, count)
     heads = query.transpose(0, 1)
     if not causal or earlier == 0:
         return _flash(heads, key, value, scale, causal)[0].transpose(0, 1)
@@ -138,19 +138,19 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
     return mixed[0], sums[0]
 
 
-def _group(query: Tensor, kv_heads: int) -> Tensor:
+def group_heads(query: Tensor, kv_heads: int) -> Tensor:
     """(n, H, D) as (K, H/K · n, D): the query heads of a key/value head lie together, tokens innermost."""
     count, heads, size = query.shape
     return query.view(count, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3).reshape(kv_heads, heads // kv_heads * count, size)
 
 
-def _ungroup(mixed: Tensor, count: int) -> Tensor:
+def ungroup_heads(mixed: Tensor, count: int) -> Tensor:
     """(K, H/K · n, D) as (n, H, D)."""
     kv_heads, rows, size = mixed.shape
     return mixed.view(kv_heads, rows // count, count, size).permute(2, 0, 1, 3).reshape(count, kv_heads * (rows // count), size)
 
 
-def _hide(scores: Tensor, count: int, length: int, start: int) -> None:
+def hide_following(scores: Tensor, count: int, length: int, start: int) -> None:
     """Hide from each of the last `count` of `length` positions what follows it. scores: (K, H/K · count, keys from `start` on)."""
     kv_heads, rows, width = scores.shape
     hidden = torch.ones((count, width), dtype=torch.bool, device=scores.device).triu_(length - count + 1 - start)

@@ -9,7 +9,22 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from npufleet_kernels import attention, gelu, layer_norm, linear, moe_experts, moe_route, rms_norm, rope, silu_mul
+from npufleet_kernels import (
+    attention,
+    attention_int8,
+    gelu,
+    kv_write,
+    kv_write_int8,
+    layer_norm,
+    linear,
+    linear_int8,
+    moe_experts,
+    moe_experts_int8,
+    moe_route,
+    rms_norm,
+    rope,
+    silu_mul,
+)
 from npufleet_kernels.errors import VariantMissingError
 
 logger = logging.getLogger(__name__)
@@ -19,6 +34,12 @@ class Linear(Protocol):
     """See `linear.reference`."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class LinearInt8(Protocol):
+    """See `linear_int8.reference`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
 class RmsNorm(Protocol):
@@ -63,6 +84,26 @@ class MoeExperts(Protocol):
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor: ...
 
 
+class MoeExpertsInt8(Protocol):
+    """See `moe_experts_int8.reference`."""
+
+    def __call__(
+        self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor
+    ) -> Tensor: ...
+
+
+class KvWrite(Protocol):
+    """See `kv_write.reference`."""
+
+    def __call__(self, rows: Tensor, slots: Tensor, new: Tensor) -> None: ...
+
+
+class KvWriteInt8(Protocol):
+    """See `kv_write_int8.reference`."""
+
+    def __call__(self, rows: Tensor, scales: Tensor, slots: Tensor, new: Tensor) -> None: ...
+
+
 class Attention(Protocol):
     """See `attention.reference`."""
 
@@ -77,11 +118,28 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+class AttentionInt8(Protocol):
+    """See `attention_int8.reference`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Sequence[Tensor],
+        key_scales: Sequence[Tensor],
+        values: Sequence[Tensor],
+        value_scales: Sequence[Tensor],
+        query_lengths: Sequence[int],
+        scale: float,
+        causal: bool = True,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The chosen operations, and the name of the variant behind each."""
 
     linear: Linear
+    linear_int8: LinearInt8
     rms_norm: RmsNorm
     layer_norm: LayerNorm
     rope: Rope
@@ -89,12 +147,17 @@ class Kernels:
     gelu: Gelu
     moe_route: MoeRoute
     moe_experts: MoeExperts
+    moe_experts_int8: MoeExpertsInt8
+    kv_write: KvWrite
+    kv_write_int8: KvWriteInt8
     attention: Attention
+    attention_int8: AttentionInt8
     variants: Mapping[str, str]
 
 
 VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "linear": {"reference": linear.reference},
+    "linear_int8": {"reference": linear_int8.reference},
     "rms_norm": {"reference": rms_norm.reference},
     "layer_norm": {"reference": layer_norm.reference},
     "rope": {"reference": rope.reference},
@@ -102,7 +165,11 @@ VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "gelu": {"reference": gelu.reference},
     "moe_route": {"reference": moe_route.reference},
     "moe_experts": {"reference": moe_experts.reference},
+    "moe_experts_int8": {"reference": moe_experts_int8.reference},
+    "kv_write": {"reference": kv_write.reference},
+    "kv_write_int8": {"reference": kv_write_int8.reference},
     "attention": {"reference": attention.reference, "blocked": attention.blocked, "cpu": attention.cpu},
+    "attention_int8": {"reference": attention_int8.reference, "blocked": attention_int8.blocked},
 }
 
 PREFERENCE: Mapping[str, Sequence[str]] = {
