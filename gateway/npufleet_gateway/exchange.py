@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import aiohttp
 
 from npufleet_api.contract import DRAINING_HEADER
+from npufleet_api.slo import Exchange, Outcome, outcome_of_status, tpot_ms
 from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.errors import ApiError, interrupted, no_ready_replica, shutting_down, upstream_failed, upstream_timeout
 from npufleet_gateway.metrics import Metrics
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
-from npufleet_gateway.slo import Exchange, Outcome, outcome_of_status, tpot_ms
 from npufleet_gateway.sse import TokenCounter
 from npufleet_gateway.upstream import replica_url, request_body, request_headers, response_headers
 from npufleet_gateway.view import ClusterView

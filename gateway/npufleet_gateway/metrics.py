@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from npufleet_api.slo import Exchange, Judgement, Outcome
 from npufleet_gateway.routing import Model, ModelKey
-from npufleet_gateway.slo import Exchange, Judgement, Outcome
 
 MODEL_LABELS = ("namespace", "model", "workload_class")
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 10, 20, 40, 80)

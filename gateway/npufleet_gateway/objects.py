@@ -18,8 +18,9 @@ from npufleet_api.contract import (
     POOL_NAME_ANNOTATION,
 )
 from npufleet_api.model import AscendModelSpec
+from npufleet_api.slo import SloTargets
 from npufleet_gateway.errors import ObjectError
-from npufleet_gateway.routing import Model, Replica, ReplicaState, SloTargets
+from npufleet_gateway.routing import Model, Replica, ReplicaState
 
 UNCHANGED_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Pool names that are their own label: a longer or dotted name is shortened in POOL_LABEL and stands whole only in the annotation."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from npufleet_api.slo import Exchange, Outcome
 from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Receive, Scope, Send, read_body, send_error
 from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found
 from npufleet_gateway.exchange import Context, LiveExchange
-from npufleet_gateway.slo import Exchange, Outcome
 from npufleet_gateway.upstream import request_id_of
 
 logger = logging.getLogger(__name__)

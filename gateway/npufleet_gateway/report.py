@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from npufleet_api.report import GatewayReport, ModelTraffic, MonitorReport, ReplicaReport
-from npufleet_gateway.accounting import TrafficSummary
+from npufleet_api.traffic import TrafficSummary
 from npufleet_gateway.routing import ModelKey, ModelRoute, Replica, ReplicaState, RoutingTable
 
 MAX_MODELS = 4096

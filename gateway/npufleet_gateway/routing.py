@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from npufleet_api.slo import SloTargets
+
 ModelKey = tuple[str, str]
 """Namespace and name of an AscendModel."""
 
@@ -22,14 +24,6 @@ class ReplicaState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SloTargets:
-    """Targets of a model; None where it has none."""
-
-    ttft_ms: int | None = None
-    tpot_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
     """An AscendModel of the pool, as far as the gateway needs it. `created` is its RFC 3339 creationTimestamp."""
 
@@ -39,7 +33,7 @@ class Model:
     created: str
     served_name: str
     workload_class: str
-    slo: SloTargets = SloTargets()
+    slo: SloTargets = field(default_factory=SloTargets)
 
     @property
     def key(self) -> ModelKey:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.support import POOL, model_object, pod_object
+from npufleet_api.slo import SloTargets
 from npufleet_gateway.errors import ObjectError
 from npufleet_gateway.objects import UNCHANGED_LABEL, parse_model, parse_pod, pod_selector
-from npufleet_gateway.routing import ReplicaState, SloTargets
+from npufleet_gateway.routing import ReplicaState
 from npufleet_operator.core.naming import slug
 
 JSON = st.recursive(

@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from npufleet_gateway.routing import SloTargets
-
 
 class Outcome(StrEnum):
     """How a request ended; the fields of `report.Outcomes`."""
@@ -27,6 +25,14 @@ class Outcome(StrEnum):
 
 
 FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.INTERRUPTED})
+
+
+@dataclass(frozen=True, slots=True)
+class SloTargets:
+    """Targets of a model; None where it has none."""
+
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

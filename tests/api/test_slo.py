@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npufleet_gateway.routing import SloTargets
-from npufleet_gateway.slo import Exchange, Judgement, Outcome, judge, outcome_of_status, tpot_ms
+from npufleet_api.slo import Exchange, Judgement, Outcome, SloTargets, judge, outcome_of_status, tpot_ms
 
 BOTH = SloTargets(ttft_ms=800, tpot_ms=60)
 NONE = SloTargets()

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npufleet_gateway.histogram import BINS, GROWTH, HIGHEST, LOWEST, bin_of, middle_of, percentiles
+from npufleet_api.histogram import BINS, GROWTH, HIGHEST, LOWEST, bin_of, middle_of, percentiles
 
 VALUES = st.floats(min_value=LOWEST, max_value=HIGHEST)
 
