@@ -6,7 +6,9 @@ OperatorError
 │   ├── ConflictError       409: someone else was first, or the object is another one by now
 │   ├── RefusedError        400, 403, 422: the object itself is refused
 │   └── UnavailableError    no answer, 429 or 5xx
-└── AdminError          an engine's admin port did not answer as agreed
+├── AdminError          an engine's admin port did not answer as agreed
+└── InputError          a file or line that someone gave cannot be used; the message names file, field, value and remedy
+    └── RecordingError      a recorded plan
 """
 
 from __future__ import annotations
@@ -42,6 +44,14 @@ class UnavailableError(ApiError):
 
 class AdminError(OperatorError):
     """An engine's admin port could not be reached or did not answer as agreed."""
+
+
+class InputError(OperatorError):
+    """What someone gave cannot be used; the message names file, field, value and remedy."""
+
+
+class RecordingError(InputError):
+    """A recorded line that cannot be planned again; the message names the field."""
 
 
 def api_error(status: int, message: str) -> ApiError:
