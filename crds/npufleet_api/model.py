@@ -270,6 +270,9 @@ class Scaling(ApiModel):
 
     min_replicas: int = spec_field("Fewest replicas.", Change.LIVE, ge=0, le=1024, default=1)
     max_replicas: int | None = spec_field("Most replicas; unset is minReplicas, at least 1.", Change.LIVE, ge=1, le=1024, default=None)
+    idle_seconds: int = spec_field(
+        "Time without a request after which minReplicas 0 lets the last replicas go.", Change.LIVE, ge=1, le=604800, default=300
+    )
 
 
 class AscendModelSpec(ApiModel):
@@ -346,6 +349,29 @@ class MeasuredSlo(ApiModel):
     tpot_target_milliseconds: int | None = Field(default=None, ge=0)
 
 
+class LearnedCapacity(ApiModel):
+    """What one replica was seen to do, from reports: the basis of forecasts and of what may be taken away."""
+
+    concurrency: int = Field(default=0, ge=0, description="Most requests in flight at once with every target met; 0 is not known yet.")
+    work_per_second: int = Field(
+        default=0, ge=0, description="Most work per second with every target met, in generated tokens, prompts weighed; 0 is not known yet."
+    )
+    load_seconds: int = Field(default=0, ge=0, description="From the pod's creation until it serves; 0 is not known yet.")
+
+
+class ScalingStatus(ApiModel):
+    """What elastic scaling sees, wants and remembers."""
+
+    data: Annotated[str, StringConstraints(max_length=16)] = Field(default="NoData", description="NoData, Stale, Partial, Zero or Fresh.")
+    wanted_replicas: int = Field(default=0, ge=0, description="Replicas that the load asks for, before the pool grants them.")
+    forecast_replicas: int = Field(default=0, ge=0, description="Replicas that the forecast asks for: the floor.")
+    reason: Annotated[str, StringConstraints(max_length=64)] = ""
+    message: Text = ""
+    last_up_time: Timestamp | None = None
+    last_down_time: Timestamp | None = None
+    capacity: LearnedCapacity = LearnedCapacity()
+
+
 class ResolvedEngine(ApiModel):
     """Engine settings after profile and overrides."""
 
@@ -377,6 +403,7 @@ class AscendModelStatus(ApiModel):
     served_name: Annotated[str, StringConstraints(max_length=253)] = ""
     slo: MeasuredSlo | None = None
     engine: ResolvedEngine | None = None
+    scaling: ScalingStatus | None = Field(default=None, description="Unset while spec.replicas pins the number.")
     last_decision: Decision | None = None
     last_scaled_time: Timestamp | None = None
     conditions: ConditionList = Field(default=[], max_length=16, json_schema_extra=list_map("type"))

@@ -246,10 +246,12 @@ class ClassLedger(ApiModel):
     """One class in the ledger, in NPUs."""
 
     name: DnsLabel
-    guaranteed: int = Field(ge=0, description="Guaranteed NPUs.")
+    guaranteed: int = Field(ge=0, description="Guaranteed NPUs; fewer than minPercent says where failures leave too few for all.")
     ceiling: int = Field(ge=0, description="Most NPUs that the class may hold.")
     used: int = Field(ge=0, description="NPUs charged to the class, draining and pending included.")
     borrowed: int = Field(ge=0, description="NPUs used above the guarantee.")
+    lent: int = Field(default=0, ge=0, description="NPUs of the idle guarantee that other classes use.")
+    wanted: int = Field(default=0, ge=0, description="NPUs of all replicas that the class's models want, granted or not.")
     draining: int = Field(ge=0, description="NPUs of replicas that drain or terminate.")
     pending: int = Field(ge=0, description="NPUs of replicas that are not ready yet.")
 

@@ -132,6 +132,23 @@ class Outcomes(ReportModel):
         return self.server_error + self.no_replica + self.interrupted
 
 
+class TrafficBucket(ReportModel):
+    """Requests of one stretch of time, by their arrival; tokens as far as they are known."""
+
+    arrivals: Count = 0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+
+
+class TrafficHistory(ReportModel):
+    """Traffic of the past in stretches of equal length, for forecasts. Whole stretches only, oldest first."""
+
+    bucket_seconds: Annotated[float, Field(ge=1, le=86400, allow_inf_nan=False)]
+    end_unix: UnixTime
+    """When the last stretch ended."""
+    buckets: list[TrafficBucket] = Field(default=[], max_length=512)
+
+
 class ModelTraffic(ReportModel):
     """One model's traffic, as its clients saw it at this gateway."""
 
@@ -149,6 +166,11 @@ class ModelTraffic(ReportModel):
     ttft_p95_ms: Milliseconds | None = None
     tpot_p50_ms: Milliseconds | None = None
     tpot_p95_ms: Milliseconds | None = None
+    held: Count = 0
+    """Requests that wait for a first replica: demand of a model that is scaled to zero."""
+    last_request_age_seconds: Seconds | None = None
+    """Since a request last arrived or ended; None if none did since the gateway started."""
+    history: TrafficHistory | None = None
     replicas: list[ReplicaReport] = Field(default=[], max_length=1024)
 
 
@@ -161,6 +183,8 @@ class GatewayReport(ReportModel):
     time_unix: UnixTime
     view_age_seconds: Seconds
     """Age of the gateway's view of models and pods; it grows while the API server is away."""
+    uptime_seconds: Seconds | None = None
+    """Since the gateway began to count: a window that is longer has not been seen whole."""
     models: list[ModelTraffic] = Field(default=[], max_length=4096)
 
 

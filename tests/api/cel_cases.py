@@ -260,6 +260,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.slo.tpotMilliseconds", "spec.slo.tpotMilliseconds", 60, 1, 3600000),
     Field("spec.slo.attainmentPercent", "spec.slo.attainmentPercent", 95, 1, 100),
     Field("spec.scaling.minReplicas", "spec.scaling.minReplicas", 2, 0, 1024),
+    Field("spec.scaling.idleSeconds", "spec.scaling.idleSeconds", 300, 1, 604800),
     Field("spec.scaling.maxReplicas", "spec.scaling.maxReplicas", 8, 1, 1024),
     Field("spec.replicas", "spec.replicas", 3, 0, 1024),
     Field("spec.rollout", "spec.rollout", "Recreate", wrong="BlueGreen"),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from npufleet_api.contract import EngineState
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
-from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
+from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus, NpuSelection
 from npufleet_api.report import DataState, GatewayReport
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 ModelKey = tuple[str, str]
 """Namespace and name of an AscendModel."""
 
@@ -26,6 +27,7 @@ class PoolView:
     spec: InferencePoolSpec | None
     spec_error: str
     status: InferencePoolStatus
+    created: datetime = EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class PodView:
     scheduling_message: str = ""
     drain_started: datetime | None = None
     drain_reason: str = ""
+    ready_since: datetime | None = None
+    """When the pod's containers became ready, for the last time; None while they are not."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -156,6 +160,15 @@ class OperatorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RivalPool:
+    """Another pool: a node that both select belongs to the older one, then to the first by name."""
+
+    name: str
+    created: datetime
+    npus: NpuSelection
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything that one plan of one pool is made from."""
 
@@ -174,3 +187,5 @@ class Observed:
     config: OperatorConfig
     refused: Mapping[ModelKey, str] = field(default_factory=dict)
     """Last words of the API server where it refused an object of the model."""
+    rivals: tuple[RivalPool, ...] = ()
+    """Other pools whose specs can be used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,10 +13,9 @@ from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTAT
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
 from npufleet_operator.core.conditions import parse_timestamp
-from npufleet_operator.core.observed import ModelView, NodeView, PodView, PoolView
+from npufleet_operator.core.observed import EPOCH, ModelView, NodeView, PodView, PoolView
 
 Json = Mapping[str, Any]
-EPOCH = datetime.fromtimestamp(0, UTC)
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -31,6 +30,7 @@ def pool_view(raw: Json) -> PoolView:
         spec=spec,
         spec_error=error,
         status=_status(InferencePoolStatus, raw),
+        created=_time(metadata.get("creationTimestamp")) or EPOCH,
     )
 
 
@@ -65,6 +65,9 @@ def pod_view(raw: Json) -> PodView:
     unscheduled: Json = next(
         (c for c in status.get("conditions") or [] if c.get("type") == "PodScheduled" and c.get("status") == "False"), {}
     )
+    contained: Json = next(
+        (c for c in status.get("conditions") or [] if c.get("type") == "ContainersReady" and c.get("status") == "True"), {}
+    )
     initial: Json = next((c for c in status.get("initContainerStatuses") or [] if (c.get("state") or {}).get("waiting")), {})
     if not waiting or waiting.get("reason") in ("PodInitializing", "ContainerCreating"):
         waiting = (initial.get("state") or {}).get("waiting") or waiting
@@ -92,6 +95,7 @@ def pod_view(raw: Json) -> PodView:
         scheduling_message=str(unscheduled.get("message", "")),
         drain_started=_time(annotations.get(DRAIN_STARTED_ANNOTATION)),
         drain_reason=str(annotations.get(DRAIN_REASON_ANNOTATION, "")),
+        ready_since=_time(contained.get("lastTransitionTime")),
     )
 
 

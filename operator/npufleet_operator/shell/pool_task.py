@@ -16,7 +16,7 @@ from npufleet_api.pool import InferencePoolSpec
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.naming import gateway_child, slug
 from npufleet_operator.core.objects.gateway import GATEWAY_COMPONENT
-from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView
+from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView, RivalPool
 from npufleet_operator.core.plan import make_plan
 from npufleet_operator.core.transitions import Transition, ready_transitions
 from npufleet_operator.errors import ApiError
@@ -132,6 +132,11 @@ class PoolTask:
             gateway=self._gateway(),
             config=self._config,
             refused=dict(self._applier.refused),
+            rivals=tuple(
+                RivalPool(other.name, other.created, other.spec.npus)
+                for other in self._mirror.pools.values()
+                if other.spec is not None and other.name != self.name
+            ),
         )
 
     def _concerns(self, pod: PodView, owners: set[str], spec: InferencePoolSpec | None) -> bool:
