@@ -19,6 +19,9 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = {"F32", "F16", "BF16"}
 
+Part = tuple[slice, ...]
+"""A range with start and stop in each of a tensor's first dimensions; what it does not name is whole."""
+
 
 class TensorSource(Protocol):
     """An open checkpoint of either format; closed on leaving its `with` block."""
@@ -27,8 +30,8 @@ class TensorSource(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`. Raises ModelError."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
+        """The tensor `name`, which must have `shape`, or a part of it; nothing else of it is read. Raises ModelError."""
         ...
 
 
@@ -71,8 +74,8 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor `name`, which must have `shape`. Raises ModelError."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
+        """See TensorSource."""
         path = self._where.get(name)
         if path is None:
             file = next(iter(self._files))
@@ -85,7 +88,7 @@ class Checkpoint:
         if piece.get_dtype() not in FLOAT_DTYPES:
             raise ModelError(f"{path}: tensor {name} is {piece.get_dtype()}: use a checkpoint in {', '.join(sorted(FLOAT_DTYPES))}")
         try:
-            tensor: Tensor = self._files[path].get_tensor(name)
+            tensor: Tensor = piece[part] if part else self._files[path].get_tensor(name)
             return tensor.to(device=self._device, dtype=self._dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: tensor {name}: {one_line(str(error))}: copy the file again") from error

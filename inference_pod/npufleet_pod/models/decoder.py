@@ -10,8 +10,10 @@ from torch import Tensor
 
 from npufleet_kernels.dispatch import Kernels
 from npufleet_pod.models.checkpoint import TensorSource
+from npufleet_pod.models.collective import Alone, Collective
 from npufleet_pod.models.config import DecoderConfig, ExpertsConfig
 from npufleet_pod.models.rope import RotaryEmbedding
+from npufleet_pod.models.sharding import Shard, shard
 from npufleet_pod.models.weights import DecoderWeights, ExpertWeights, GatedWeights, LayerWeights, Projection, load_weights
 
 
@@ -33,12 +35,19 @@ class BatchCache(Protocol):
 
 OneCache = TypeVar("OneCache", bound=SequenceCache)
 
+ALONE = Alone()
+
 
 class Decoder:
-    """A loaded model. Holds no state of any sequence."""
+    """A loaded model, or one rank's part of it. Holds no state of any sequence.
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, kernels: Kernels) -> None:
+    All ranks compute the same steps in the same order; hidden states and logits are whole, and the same, on each.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, kernels: Kernels, part: Shard, ranks: Collective) -> None:
         self.config = config
+        self.part = part
+        self._ranks = ranks
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._weights = weights
@@ -60,7 +69,7 @@ class Decoder:
         """
         kernels, config = self._kernels, self.config
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
-        hidden = torch.nn.functional.embedding(token_ids, self._weights.embedding)
+        hidden = self._embed(token_ids)
         rotation = self._rotary.rotation(positions, self.dtype, rope_lengths)
         residual: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
@@ -73,7 +82,17 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32."""
-        return self._project(hidden, self._weights.head).to(torch.float32)
+        own = self._project(hidden, self._weights.head)
+        return self._ranks.all_gather(own, self.part.vocabulary_sizes).to(torch.float32)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """(T, hidden): each rank looks up the tokens whose rows it holds."""
+        rows = self.part.vocabulary
+        if rows.is_whole:
+            return torch.nn.functional.embedding(token_ids, self._weights.embedding)
+        foreign = (token_ids < rows.start) | (token_ids >= rows.stop)
+        found = torch.nn.functional.embedding((token_ids - rows.start).masked_fill_(foreign, 0), self._weights.embedding)
+        return self._ranks.all_reduce(found.masked_fill_(foreign.unsqueeze(1), 0))
 
     def _attention(
         self,
@@ -86,14 +105,15 @@ class Decoder:
     ) -> Tensor:
         kernels, config = self._kernels, self.config
         rows = normed.shape[0]
-        heads = self._project(normed, layer.qkv).view(rows, config.heads + 2 * config.kv_heads, config.head_size)
-        query, key, value = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        queries, kv_heads = self.part.heads.count, self.part.kv_heads.count
+        heads = self._project(normed, layer.qkv).view(rows, queries + 2 * kv_heads, config.head_size)
+        query, key, value = torch.split(heads, [queries, kv_heads, kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm_heads(query, layer.query_norm), self._norm_heads(key, layer.key_norm)
         query, key = kernels.rope(query, key, *rotation)
         keys, values = cache.append(index, key, value)
         mixed = kernels.attention(query, keys, values, query_lengths, config.head_size**-0.5)
-        return self._project(mixed.reshape(rows, -1), layer.output)
+        return self._ranks.all_reduce(self._project(mixed.reshape(rows, -1), layer.output))
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
         return self._kernels.linear(x, projection.weight, projection.bias)
@@ -104,9 +124,9 @@ class Decoder:
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         if isinstance(layer.mlp, GatedWeights):
-            return self._gated(layer.mlp, x)
+            return self._ranks.all_reduce(self._gated(layer.mlp, x))
         assert self.config.experts is not None  # noqa: S101 - weights of experts are read only where the config has them
-        return self._experts(self.config.experts, layer.mlp, x)
+        return self._ranks.all_reduce(self._experts(self.config.experts, layer.mlp, x))
 
     def _gated(self, weights: GatedWeights, x: Tensor) -> Tensor:
         return self._project(self._kernels.silu_mul(self._project(x, weights.gate_up)), weights.down)
@@ -133,6 +153,17 @@ class _SequenceCaches:
         return [keys for keys, _ in stored], [values for _, values in stored]
 
 
-def load_decoder(config: DecoderConfig, source: TensorSource, kernels: Kernels, keep_going: Callable[[], bool] = lambda: True) -> Decoder:
-    """Read all weights. Raises ModelError; LoadCancelledError once `keep_going` answers False, which is asked before each layer."""
-    return Decoder(config, load_weights(config, source, keep_going), kernels)
+def load_decoder(
+    config: DecoderConfig,
+    source: TensorSource,
+    kernels: Kernels,
+    keep_going: Callable[[], bool] = lambda: True,
+    part: Shard | None = None,
+    ranks: Collective = ALONE,
+) -> Decoder:
+    """Read all weights, or those of `part`, whose rank computes with the others through `ranks`.
+
+    Raises ModelError; LoadCancelledError once `keep_going` answers False, which is asked before each layer.
+    """
+    own = part or shard(config)
+    return Decoder(config, load_weights(config, source, keep_going, own), kernels, own, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from npufleet_pod.errors import ModelError
+from npufleet_pod.models.checkpoint import Part
 from npufleet_pod.models.gguf_file import GgufFile
 
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -68,32 +70,36 @@ class GgufCheckpoint:
         """Unmap the file."""
         self._file.close()
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor that the hub calls `name`, which must have `shape`. Raises ModelError."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
+        """See TensorSource; `name` is the hub's. The part of a projection whose rows are reordered must begin and end with a head."""
         own, expert = _own_name(name)
-        values = self._restore_rows(own, self._read(own, expert))
-        if values.shape != shape and values.size == np.prod(shape) and 1 in shape:
-            values = values.reshape(shape)
-        if values.shape != shape:
+        found = self._shape(own, expert)
+        squeezed = found != shape and math.prod(found) == math.prod(shape) and 1 in shape
+        if found != shape and not squeezed:
             remedy = "use the config.json that belongs to the weights"
-            raise ModelError(f"{self._file.path}: tensor {own} has shape {values.shape}, the configuration says {shape}: {remedy}")
+            raise ModelError(f"{self._file.path}: tensor {own} has shape {found}, the configuration says {shape}: {remedy}")
+        if squeezed:
+            values = self._file.read(own, expert).reshape(shape)[part]
+        else:
+            values = self._restore_rows(own, found, self._file.read(own, expert, part))
         # torch.from_numpy shares the array, which may be a view of the mapped file; a tensor of its own outlives it.
         return torch.tensor(values, dtype=self._dtype, device=self._device)
 
-    def _read(self, own: str, expert: int | None) -> NDArray[np.float32]:
+    def _shape(self, own: str, expert: int | None) -> tuple[int, ...]:
         tensor = self._file.tensors.get(own)
         if tensor is None:
             raise ModelError(f"{self._file.path}: tensor {own} is missing: use a GGUF file of the whole model")
         if expert is not None and (len(tensor.shape) < 2 or expert >= tensor.shape[0]):
             raise ModelError(f"{self._file.path}: tensor {own} has shape {tensor.shape}, the configuration names expert {expert}")
-        return self._file.read(own, expert)
+        return tensor.shape if expert is None else tensor.shape[1:]
 
-    def _restore_rows(self, own: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        part = own.split(".")[2] if own.startswith("blk.") else ""
-        heads = self._heads.get(part, 0)
-        if not self._interleaved or part not in INTERLEAVED or heads < 1 or values.shape[0] % (2 * heads):
+    def _restore_rows(self, own: str, whole: tuple[int, ...], values: NDArray[np.float32]) -> NDArray[np.float32]:
+        kind = own.split(".")[2] if own.startswith("blk.") else ""
+        heads = self._heads.get(kind, 0)
+        if not self._interleaved or kind not in INTERLEAVED or heads < 1 or whole[0] % (2 * heads):
             return values
-        rows = values.reshape(heads, values.shape[0] // heads // 2, 2, -1)
+        size = whole[0] // heads
+        rows = values.reshape(values.shape[0] // size, size // 2, 2, -1)
         return rows.swapaxes(1, 2).reshape(values.shape)
 
 

@@ -6,6 +6,7 @@ against the bytes that are left, so that a damaged one ends in an error and not 
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -70,22 +71,41 @@ class GgufFile:
         """Unmap the file."""
         self._map.close()
 
-    def read(self, name: str, index: int | None = None) -> NDArray[np.float32]:
-        """The tensor `name`, or its part `index` along the first dimension, in float32, whatever it is stored in.
+    def read(self, name: str, index: int | None = None, part: tuple[slice, ...] = ()) -> NDArray[np.float32]:
+        """The tensor `name`, or its element `index` along the first dimension, in float32, whatever it is stored in.
 
+        part: a range of its rows, or of rows and columns, of a vector or matrix; of each row the blocks that hold the columns are read.
         Raises ModelError for a quantisation that is not known.
         """
         tensor = self.tensors[name]
-        shape, offset, size_bytes = tensor.shape, tensor.offset, tensor.size_bytes
+        shape, offset = tensor.shape, tensor.offset
         if index is not None:
-            shape, size_bytes = shape[1:], size_bytes // shape[0]
-            offset += index * size_bytes
-        raw = np.frombuffer(self._map[offset : offset + size_bytes], dtype=np.uint8)
+            shape = shape[1:]
+            offset += index * (tensor.size_bytes // tensor.shape[0])
+        block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
+        rows, columns = _ranges(shape, part)
+        first, last = columns.start // block, -(-columns.stop // block)
+        row_bytes = shape[-1] // block * block_bytes
+        if columns.stop - columns.start == shape[-1]:
+            data = self._map[offset + rows.start * row_bytes : offset + rows.stop * row_bytes]
+        else:
+            starts = range(offset + rows.start * row_bytes, offset + rows.stop * row_bytes, row_bytes)
+            data = b"".join(self._map[start + first * block_bytes : start + last * block_bytes] for start in starts)
+        raw = np.frombuffer(data, dtype=np.uint8)
         try:
             values = _widen(raw, tensor.kind)
         except NotImplementedError as error:
             raise ModelError(f"{self.path}: tensor {name} is {tensor.kind.name}, which is not read: use another quantisation") from error
-        return values.reshape(shape)
+        values = values.reshape(rows.stop - rows.start, -1)[:, columns.start - first * block : columns.stop - first * block]
+        return values.reshape(tuple(piece.stop - piece.start for piece in part) + shape[len(part) :])
+
+
+def _ranges(shape: tuple[int, ...], part: tuple[slice, ...]) -> tuple[slice, slice]:
+    """(rows, columns) of `part`, where all dimensions but the last are rows; a vector is one row."""
+    if not part:
+        return slice(0, math.prod(shape[:-1])), slice(0, shape[-1])
+    ranges = [*part, *(slice(0, size) for size in shape[len(part) :])]
+    return (slice(0, 1) if len(shape) == 1 else ranges[0]), ranges[-1]
 
 
 def _widen(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
