@@ -1,6 +1,7 @@
-"""Attention over a batch of sequences, each with its own keys and values.
+"""Attention over a batch of sequences, each with its own keys and values, by three strategies.
 
-Every variant has the signature and the meaning of `reference`; they differ in how much memory the scores of a long sequence take.
+All have the signature and the meaning of `full`; they differ in how much memory the scores of a long sequence take, and in how much is
+done by one operation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KEY_BLOCK_TOKENS = 1024
 """Keys scored at once where attention is blocked: scores take H · 256 · 1024 elements whatever the sequence's length."""
 
 
-def reference(
+def full(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
 ) -> Tensor:
     """Scaled dot-product attention with grouped key/value heads (Ainslie et al. 2023, arXiv:2305.13245).
@@ -25,40 +26,34 @@ def reference(
     `query_lengths[i]` positions belong to the new tokens; a token sees itself and what precedes it, or all of its sequence where
     `causal` is False. H is a multiple of K. scale: factor of the scores, usually D ** -0.5. Returns (T, H, D) in query's dtype;
     the softmax is taken in float32.
+
+    The scores of a sequence are one matrix of H · n · L elements.
     """
-    return _by_query_block(_attend, query, keys, values, query_lengths, scale, causal)
+    return by_query_block(_attend, query, keys, values, query_lengths, scale, causal, max(query_lengths, default=1))
+
+
+def two_phase(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
+) -> Tensor:
+    """`full`, one block of queries after the other: scores first, then the mix of values."""
+    return by_query_block(_attend, query, keys, values, query_lengths, scale, causal, QUERY_BLOCK_TOKENS)
 
 
 def blocked(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
 ) -> Tensor:
-    """`reference`, blocked over keys too, with a running softmax (Milakov & Gimelshein 2018, arXiv:1805.02867).
+    """`full`, blocked over queries and keys, with a running softmax (Milakov & Gimelshein 2018, arXiv:1805.02867).
 
     Its scratch memory is the same for every length. Sums are kept in float32.
     """
-    return _by_query_block(_attend_blocked, query, keys, values, query_lengths, scale, causal)
-
-
-def cpu(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], query_lengths: Sequence[int], scale: float, causal: bool = True
-) -> Tensor:
-    """`reference` through torch's fused attention for CPUs, which is blocked over queries and keys and keeps no scores.
-
-    Earlier tokens, which all new ones see, and the new ones, of which each sees those before it, are two calls: so neither needs a mask.
-    """
-    output = torch.empty_like(query)
-    start = 0
-    for key, value, length in zip(keys, values, query_lengths, strict=True):
-        rows = slice(start, start + length)
-        output[rows] = _attend_fused(query[rows], key, value, scale, causal)
-        start += length
-    return output
+    return by_query_block(_attend_blocked, query, keys, values, query_lengths, scale, causal, QUERY_BLOCK_TOKENS)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, float, bool], Tensor]
+"""Attention of the last `n` positions of one sequence: query (n, H, D); key, value (K, L, D); scale; causal. Returns (n, H, D)."""
 
 
-def _by_query_block(
+def by_query_block(
     attend: Attend,
     query: Tensor,
     keys: Sequence[Tensor],
@@ -66,12 +61,14 @@ def _by_query_block(
     query_lengths: Sequence[int],
     scale: float,
     causal: bool,
+    block_tokens: int,
 ) -> Tensor:
+    """Attention of every sequence by `attend`, at most `block_tokens` queries at a time."""
     output = torch.empty_like(query)
     start = 0
     for key, value, length in zip(keys, values, query_lengths, strict=True):
-        for offset in range(0, length, QUERY_BLOCK_TOKENS):
-            count = min(QUERY_BLOCK_TOKENS, length - offset)
+        for offset in range(0, length, block_tokens):
+            count = min(block_tokens, length - offset)
             visible = key.shape[1] - length + offset + count if causal else key.shape[1]
             rows = slice(start + offset, start + offset + count)
             output[rows] = attend(query[rows], key[:, :visible], value[:, :visible], scale, causal)
@@ -80,7 +77,6 @@ def _by_query_block(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-    """Attention of the last `n` positions of one sequence. query: (n, H, D); key, value: (K, L, D)."""
     grouped = group_heads(query, key.shape[0])
     scores = torch.matmul(grouped, key.transpose(1, 2)).to(torch.float32) * scale
     if causal and query.shape[0] > 1:
@@ -90,7 +86,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: boo
 
 
 def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-    """As `_attend`, one block of keys after the other."""
     count, length = query.shape[0], key.shape[1]
     grouped = group_heads(query, key.shape[0])
     kv_heads, rows, size = grouped.shape
@@ -110,32 +105,6 @@ def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, cau
         mixed = mixed * fade + torch.matmul(weights.to(query.dtype), value[:, start:end]).to(torch.float32)
         largest = following
     return ungroup_heads((mixed / total).to(query.dtype), count)
-
-
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-    """As `_attend`, by the operator behind torch's scaled_dot_product_attention, which also tells each query's sum of scores."""
-    count, earlier = query.shape[0], key.shape[1] - query.shape[0]
-    if count == 1:
-        # The heads of a group are the rows of one product, so that keys and values are read once per group.
-        mixed, _ = _flash(group_heads(query, key.shape[0]), key, value, scale, False)
-        return ungroup_heads(mixed, count)
-    heads = query.transpose(0, 1)
-    if not causal or earlier == 0:
-        return _flash(heads, key, value, scale, causal)[0].transpose(0, 1)
-    before, before_sums = _flash(heads, key[:, :earlier], value[:, :earlier], scale, False)
-    among, among_sums = _flash(heads, key[:, earlier:], value[:, earlier:], scale, True)
-    share = torch.sigmoid(before_sums - among_sums).unsqueeze(-1)
-    return torch.lerp(among, before, share.to(among.dtype)).transpose(0, 1)
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """(attention (H, n, D), logarithm of each query's sum of exponentiated scores (H, n), float32). query (H, n, D); key, value (K, L, D).
-
-    causal: query i sees the first i + 1 keys.
-    """
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mixed, sums = flash(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), 0.0, causal, scale=scale)
-    return mixed[0], sums[0]
 
 
 def group_heads(query: Tensor, kv_heads: int) -> Tensor:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from npufleet_kernels import (
     attention,
+    attention_cpu,
+    attention_input,
     attention_int8,
+    attention_output,
+    feed_forward,
     gelu,
     kv_write,
     kv_write_int8,
+    layer,
     layer_norm,
     linear,
     linear_int8,
@@ -26,6 +31,8 @@ from npufleet_kernels import (
     silu_mul,
 )
 from npufleet_kernels.errors import VariantMissingError
+from npufleet_kernels.layer_step import Attention, LayerStep, Store
+from npufleet_kernels.weights import LayerWeights
 
 logger = logging.getLogger(__name__)
 
@@ -104,17 +111,19 @@ class KvWriteInt8(Protocol):
     def __call__(self, rows: Tensor, scales: Tensor, slots: Tensor, new: Tensor) -> None: ...
 
 
-class Attention(Protocol):
-    """See `attention.reference`."""
+class AttentionInput(Protocol):
+    """See `attention_input.reference`."""
 
     def __call__(
-        self,
-        query: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        query_lengths: Sequence[int],
-        scale: float,
-        causal: bool = True,
+        self, kernels: Kernels, x: Tensor, residual: Tensor | None, weights: LayerWeights, step: LayerStep, store: Store
+    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]: ...
+
+
+class AttentionOutput(Protocol):
+    """See `attention_output.reference`."""
+
+    def __call__(
+        self, kernels: Kernels, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], weights: LayerWeights, step: LayerStep
     ) -> Tensor: ...
 
 
@@ -134,9 +143,26 @@ class AttentionInt8(Protocol):
     ) -> Tensor: ...
 
 
+class FeedForward(Protocol):
+    """See `feed_forward.reference`."""
+
+    def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor, weights: LayerWeights, step: LayerStep) -> tuple[Tensor, Tensor]: ...
+
+
+class Layer(Protocol):
+    """See `layer.reference`."""
+
+    def __call__(
+        self, kernels: Kernels, x: Tensor, residual: Tensor | None, weights: LayerWeights, step: LayerStep, store: Store
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The chosen operations, and the name of the variant behind each."""
+    """The chosen operations, and the name of the variant behind each.
+
+    The composites, `layer` and its parts, are given the operations that they are composed of.
+    """
 
     linear: Linear
     linear_int8: LinearInt8
@@ -150,9 +176,29 @@ class Kernels:
     moe_experts_int8: MoeExpertsInt8
     kv_write: KvWrite
     kv_write_int8: KvWriteInt8
-    attention: Attention
     attention_int8: AttentionInt8
+    attention_full: Attention
+    attention_two_phase: Attention
+    attention_blocked: Attention
+    attention_input: AttentionInput
+    attention_output: AttentionOutput
+    feed_forward: FeedForward
+    layer: Layer
     variants: Mapping[str, str]
+
+    def at_level(self, level: int) -> Kernels:
+        """The operations that compute `layer` where composites are used up to a level: 1 pairs of operators, 2 half layers, 3 whole layers."""
+        if level >= 3:
+            return self
+        if level == 2:
+            return replace(self, layer=layer.reference)
+        return replace(
+            self,
+            layer=layer.reference,
+            attention_input=attention_input.reference,
+            attention_output=attention_output.reference,
+            feed_forward=feed_forward.reference,
+        )
 
 
 VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -168,8 +214,14 @@ VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "moe_experts_int8": {"reference": moe_experts_int8.reference},
     "kv_write": {"reference": kv_write.reference},
     "kv_write_int8": {"reference": kv_write_int8.reference},
-    "attention": {"reference": attention.reference, "blocked": attention.blocked, "cpu": attention.cpu},
     "attention_int8": {"reference": attention_int8.reference, "blocked": attention_int8.blocked},
+    "attention_full": {"reference": attention.full, "cpu": attention_cpu.full},
+    "attention_two_phase": {"reference": attention.two_phase, "cpu": attention_cpu.two_phase},
+    "attention_blocked": {"reference": attention.blocked, "cpu": attention_cpu.blocked},
+    "attention_input": {"reference": attention_input.reference},
+    "attention_output": {"reference": attention_output.reference},
+    "feed_forward": {"reference": feed_forward.reference},
+    "layer": {"reference": layer.reference},
 }
 
 PREFERENCE: Mapping[str, Sequence[str]] = {
