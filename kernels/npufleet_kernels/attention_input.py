@@ -1,4 +1,4 @@
-"""First part of a decoder layer: what attention reads. Norm with residual, Q, K and V, their norms, rotation, and the write to the KV cache."""
+"""First part of a decoder layer: norm with residual, Q, K and V, their norms, rotation, and the write to the KV cache."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def reference(
     scale: float,
     causal: bool = True,
 ) -> Tensor:
-    """`attention.reference` over `int8.dequantise` of keys and values, computed in float32.
+    """`attention.two_phase` over `int8.dequantise` of keys and values, computed in float32.
 
     query: (T, H, D), any float dtype, the sequences' new tokens end to end. keys, values: one (K, L, D) int8 per sequence, key_scales,
     value_scales: one (K, L) float32 each, all of any strides; the last `query_lengths[i]` positions belong to the new tokens. H is a

@@ -187,7 +187,7 @@ class Kernels:
     variants: Mapping[str, str]
 
     def at_level(self, level: int) -> Kernels:
-        """The operations that compute `layer` where composites are used up to a level: 1 pairs of operators, 2 half layers, 3 whole layers."""
+        """The same with composites up to a level: 1 pairs of operators only, 2 half layers, 3 whole layers."""
         if level >= 3:
             return self
         if level == 2:

@@ -107,9 +107,9 @@ def test_fields_without_effect_are_named() -> None:
     fleet.step()
     status, reason, message = fleet.condition("tiny", "NotYetEffective")
     assert (status, reason) == ("True", Reason.FIELDS_NOT_YET_EFFECTIVE)
-    for field in ("slo", "scaling.maxReplicas", "engine.fusionLevel"):
+    for field in ("slo", "scaling.maxReplicas"):
         assert field in message
-    for field in ("engine.profile", "engine.pipelineDepth"):
+    for field in ("engine.profile", "engine.pipelineDepth", "engine.fusionLevel"):
         assert field not in message
 
 

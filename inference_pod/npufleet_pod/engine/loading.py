@@ -10,6 +10,7 @@ from npufleet_api.model import Dtype
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.engine import LoadedEngine
+from npufleet_pod.engine.fusion import DynamicFusionManager
 from npufleet_pod.engine.limits import memory_limits
 from npufleet_pod.engine.memory.errors import EngineMemoryError
 from npufleet_pod.engine.model_files import ModelFiles
@@ -43,7 +44,7 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     order = PageOrder.HEAD_MAJOR if place.type == "cpu" else PageOrder.PAGE_MAJOR
     try:
         cache = ZeroCopyKVCache(limits.layout, config.layers, config.kv_heads, config.head_size, dtype, place, order)
-        runner = ModelRunner(decoder, cache, device)
+        runner = ModelRunner(decoder, cache, device, DynamicFusionManager(settings.fusion_level, config.heads))
         warm_up(runner, limits)
         # Last, since the disk's worker has a thread that whoever gets the engine has to end.
         tiers = open_tiers(settings, cache.page_bytes)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.device import Device, Event
+from npufleet_pod.engine.fusion import DynamicFusionManager
 from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
 from npufleet_pod.engine.memory.layout import Transfer
 from npufleet_pod.engine.request import SampledToken
@@ -19,6 +20,7 @@ from npufleet_pod.engine.step import FUTURE_TOKEN, Step
 from npufleet_pod.engine.step_cache import StepCache
 from npufleet_pod.errors import TransferError
 from npufleet_pod.models.decoder import Decoder
+from npufleet_pod.models.fusion_plan import FusionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,16 @@ class Batch:
     rope_lengths: Tensor | None
     """Length of sequence that each token is rotated by, where the model's rotation depends on it."""
     cache: StepCache
+    plan: FusionPlan
     ready: Event
 
 
 class ModelRunner:
     """Holds the KV cache and what sampling remembers. `prepare` may run on another thread than the rest."""
 
-    def __init__(self, decoder: Decoder, cache: ZeroCopyKVCache, device: Device) -> None:
+    def __init__(self, decoder: Decoder, cache: ZeroCopyKVCache, device: Device, fusion: DynamicFusionManager) -> None:
         self._decoder = decoder
+        self._fusion = fusion
         self._cache = cache
         self._device = device
         self._sampler = Sampler(decoder.config.vocab_size)
@@ -56,28 +60,30 @@ class ModelRunner:
 
     def prepare(self, step: Step, changes: Sequence[Change]) -> Batch:
         """Build the batch of `step`."""
-        token_ids = np.fromiter((token for inputs in step.inputs.values() for token in inputs), dtype=np.int64)
-        ranges = [np.arange(step.starts[name], step.starts[name] + count) for name, count in step.tokens.items()]
-        last_rows = dict(zip(step.tokens, (np.cumsum(list(step.tokens.values())) - 1).tolist(), strict=True)) if step.tokens else {}
+        counts, plan = self._in_order(step)
+        token_ids = np.fromiter((token for name in counts for token in step.inputs[name]), dtype=np.int64)
+        ranges = [np.arange(step.starts[name], step.starts[name] + count) for name, count in counts.items()]
+        last_rows = dict(zip(counts, (np.cumsum(list(counts.values())) - 1).tolist(), strict=True)) if counts else {}
         awaited_rows = set(np.flatnonzero(token_ids == FUTURE_TOKEN).tolist())
-        slots = [self._cache.slots(step.tables[name], step.starts[name], count) for name, count in step.tokens.items()]
+        slots = [self._cache.slots(step.tables[name], step.starts[name], count) for name, count in counts.items()]
         with self._device.copies():
             return Batch(
                 changes=changes,
                 transfers=step.transfers,
-                counts=step.tokens,
+                counts=counts,
                 starts=step.starts,
                 samples=[(name, row) for name, row in last_rows.items() if name in step.samples],
                 # Only a request's newest token can be one that is not known yet.
                 awaited=[(name, row) for name, row in last_rows.items() if row in awaited_rows],
                 token_ids=self._device.to_device(torch.from_numpy(token_ids)),
                 positions=self._device.to_device(torch.from_numpy(np.concatenate(ranges) if ranges else np.zeros(0, np.int64))),
-                rope_lengths=self._rope_lengths(step, changes),
+                rope_lengths=self._rope_lengths(step, changes, counts),
                 cache=StepCache(
                     self._cache,
-                    [self._place(step, name) for name in step.tokens],
+                    [self._place(step, name) for name in counts],
                     self._device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
                 ),
+                plan=plan,
                 ready=self._device.record(),
             )
 
@@ -93,7 +99,8 @@ class ModelRunner:
             for name, row in batch.awaited:
                 # A request without a token failed in an earlier step: what is computed of it goes nowhere.
                 batch.token_ids[row] = self._newest.get(name, 0)
-            hidden = self._decoder.forward(batch.token_ids, batch.positions, list(batch.counts.values()), batch.cache, batch.rope_lengths)
+            lengths = list(batch.counts.values())
+            hidden = self._decoder.forward(batch.token_ids, batch.positions, lengths, batch.cache, batch.rope_lengths, batch.plan)
             end = 0
             for name, count in batch.counts.items():
                 end += count
@@ -110,6 +117,12 @@ class ModelRunner:
         self._sampler.remove(request_id)
         self._newest.pop(request_id, None)
 
+    def _in_order(self, step: Step) -> tuple[dict[str, int], FusionPlan]:
+        """The step's tokens by request, in the order in which they are computed."""
+        names = list(step.tokens)
+        places, plan = self._fusion.order(list(step.tokens.values()), [step.starts[name] + step.tokens[name] for name in names])
+        return {names[place]: step.tokens[names[place]] for place in places}, plan
+
     def _place(self, step: Step, name: str) -> Place:
         place = self._cache.place(step.tables[name], step.starts[name] + step.tokens[name])
         return place if isinstance(place, slice) else self._device.to_device(place)
@@ -120,7 +133,7 @@ class ModelRunner:
         except Exception as error:
             raise TransferError(f"KV could not be moved: {error}") from error
 
-    def _rope_lengths(self, step: Step, changes: Sequence[Change]) -> Tensor | None:
+    def _rope_lengths(self, step: Step, changes: Sequence[Change], counts: Mapping[str, int]) -> Tensor | None:
         """(T,) int64: a prompt is rotated by its whole length however it is cut into steps, an answer's token by the length up to it."""
         if not self._decoder.config.rope_depends_on_length:
             return None
@@ -131,7 +144,7 @@ class ModelRunner:
                 self._prompt_lengths.pop(change, None)
         lengths = [
             np.maximum(np.arange(step.starts[name], step.starts[name] + count) + 1, self._prompt_lengths[name])
-            for name, count in step.tokens.items()
+            for name, count in counts.items()
         ]
         return self._device.to_device(torch.from_numpy(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)))
 

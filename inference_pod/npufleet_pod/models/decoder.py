@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from npufleet_kernels.dispatch import Kernels
+from npufleet_kernels.layer_step import AttentionPart, LayerStep
 from npufleet_pod.models.checkpoint import TensorSource
 from npufleet_pod.models.collective import Alone, Collective
-from npufleet_pod.models.config import DecoderConfig, ExpertsConfig
+from npufleet_pod.models.config import DecoderConfig
+from npufleet_pod.models.fusion_plan import AttentionStrategy, FusionPlan, uniform_plan
 from npufleet_pod.models.rope import RotaryEmbedding
 from npufleet_pod.models.sharding import Shard, shard
-from npufleet_pod.models.weights import DecoderWeights, ExpertWeights, GatedWeights, LayerWeights, Projection, load_weights
+from npufleet_pod.models.weights import DecoderWeights, Projection, load_weights
 
 
 class SequenceCache(Protocol):
@@ -36,6 +39,7 @@ class BatchCache(Protocol):
 OneCache = TypeVar("OneCache", bound=SequenceCache)
 
 ALONE = Alone()
+FUSION_LEVELS = (1, 2, 3)
 
 
 class Decoder:
@@ -51,6 +55,12 @@ class Decoder:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._weights = weights
+        self._levels = {level: kernels.at_level(level) for level in FUSION_LEVELS}
+        self._strategies = {
+            AttentionStrategy.FULL: kernels.attention_full,
+            AttentionStrategy.TWO_PHASE: kernels.attention_two_phase,
+            AttentionStrategy.BLOCKED: kernels.attention_blocked,
+        }
         self._kernels = kernels
         self._rotary = RotaryEmbedding(config, self.device)
 
@@ -61,23 +71,23 @@ class Decoder:
         query_lengths: Sequence[int],
         caches: BatchCache | list[OneCache],
         rope_lengths: Tensor | None = None,
+        plan: FusionPlan | None = None,
     ) -> Tensor:
         """Hidden states after the last norm, (T, hidden).
 
         token_ids, positions: (T,) int64, the sequences' new tokens end to end, `query_lengths[i]` of sequence i, whose earlier tokens
         are in `caches`, of the batch or one per sequence; the new ones are added there. rope_lengths: see `RotaryEmbedding.rotation`.
+        plan: how to compute it, which changes no more than rounding; None: operators in pairs and attention in blocks.
         """
-        kernels, config = self._kernels, self.config
+        plan = plan or uniform_plan(len(query_lengths))
+        kernels = self._levels[plan.level]
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
         hidden = self._embed(token_ids)
-        rotation = self._rotary.rotation(positions, self.dtype, rope_lengths)
+        step = self._layer_step(self._rotary.rotation(positions, self.dtype, rope_lengths), query_lengths, plan)
         residual: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
-            normed, residual = kernels.rms_norm(hidden, layer.input_norm, config.norm_epsilon, residual)
-            hidden = self._attention(index, layer, normed, rotation, query_lengths, cache)
-            normed, residual = kernels.rms_norm(hidden, layer.mlp_norm, config.norm_epsilon, residual)
-            hidden = self._mlp(layer, normed)
-        normed, _ = kernels.rms_norm(hidden, self._weights.norm, config.norm_epsilon, residual)
+            hidden, residual = kernels.layer(kernels, hidden, residual, layer, step, partial(cache.append, index))
+        normed, _ = kernels.rms_norm(hidden, self._weights.norm, self.config.norm_epsilon, residual)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,50 +104,24 @@ class Decoder:
         found = torch.nn.functional.embedding((token_ids - rows.start).masked_fill_(foreign, 0), self._weights.embedding)
         return self._ranks.all_reduce(found.masked_fill_(foreign.unsqueeze(1), 0))
 
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        normed: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        query_lengths: Sequence[int],
-        cache: BatchCache,
-    ) -> Tensor:
-        kernels, config = self._kernels, self.config
-        rows = normed.shape[0]
-        queries, kv_heads = self.part.heads.count, self.part.kv_heads.count
-        heads = self._project(normed, layer.qkv).view(rows, queries + 2 * kv_heads, config.head_size)
-        query, key, value = torch.split(heads, [queries, kv_heads, kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = self._norm_heads(query, layer.query_norm), self._norm_heads(key, layer.key_norm)
-        query, key = kernels.rope(query, key, *rotation)
-        keys, values = cache.append(index, key, value)
-        mixed = kernels.attention(query, keys, values, query_lengths, config.head_size**-0.5)
-        return self._ranks.all_reduce(self._project(mixed.reshape(rows, -1), layer.output))
+    def _layer_step(self, rotation: tuple[Tensor, Tensor], query_lengths: Sequence[int], plan: FusionPlan) -> LayerStep:
+        config = self.config
+        return LayerStep(
+            heads=self.part.heads.count,
+            kv_heads=self.part.kv_heads.count,
+            head_size=config.head_size,
+            epsilon=config.norm_epsilon,
+            rotation=rotation,
+            query_lengths=query_lengths,
+            parts=[AttentionPart(self._strategies[run.strategy], run.sequences) for run in plan.runs],
+            project=self._project,
+            add_ranks=self._ranks.all_reduce,
+            experts_per_token=0 if config.experts is None else config.experts.per_token,
+            normalise_experts=config.experts is not None and config.experts.normalise,
+        )
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
         return self._kernels.linear(x, projection.weight, projection.bias)
-
-    def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
-        normed, _ = self._kernels.rms_norm(heads.reshape(-1, heads.shape[-1]), weight, self.config.norm_epsilon)
-        return normed.view(heads.shape)
-
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        if isinstance(layer.mlp, GatedWeights):
-            return self._ranks.all_reduce(self._gated(layer.mlp, x))
-        assert self.config.experts is not None  # noqa: S101 - weights of experts are read only where the config has them
-        return self._ranks.all_reduce(self._experts(self.config.experts, layer.mlp, x))
-
-    def _gated(self, weights: GatedWeights, x: Tensor) -> Tensor:
-        return self._project(self._kernels.silu_mul(self._project(x, weights.gate_up)), weights.down)
-
-    def _experts(self, config: ExpertsConfig, weights: ExpertWeights, x: Tensor) -> Tensor:
-        kernels = self._kernels
-        shares, experts = kernels.moe_route(self._project(x, weights.router), config.per_token, config.normalise)
-        mixed = kernels.moe_experts(x, shares, experts, weights.gate_up, weights.down)
-        if weights.shared is None or weights.shared_gate is None:
-            return mixed
-        return mixed + torch.sigmoid(self._project(x, weights.shared_gate)) * self._gated(weights.shared, x)
 
 
 class _SequenceCaches:

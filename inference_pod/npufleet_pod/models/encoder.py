@@ -93,7 +93,7 @@ class Encoder:
         query, key, value = heads.unbind(1)
         keys = [part.transpose(0, 1) for part in torch.split(key, list(lengths))]
         values = [part.transpose(0, 1) for part in torch.split(value, list(lengths))]
-        mixed = self._kernels.attention(query.contiguous(), keys, values, lengths, size**-0.5, causal=False)
+        mixed = self._kernels.attention_blocked(query.contiguous(), keys, values, lengths, size**-0.5, causal=False)
         return self._project(mixed.reshape(hidden.shape[0], -1), layer.output)
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic.alias_generators import to_camel
-
 from npufleet_api.conditions import Reason
 from npufleet_api.model import AscendModelSpec, KvCacheDtype, RuntimeName
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
@@ -178,9 +176,6 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
     return keepers
 
 
-ENGINE_FIELDS_WITHOUT_EFFECT = ("fusion_level",)
-
-
 def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
     """Fields that are set and that this release stores, but does not act on."""
     fields = []
@@ -188,7 +183,6 @@ def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
         fields.append("slo (measured and shown, not scaled on)")
     if spec.replicas is None and spec.scaling.max_replicas is not None and spec.scaling.max_replicas > spec.scaling.min_replicas:
         fields.append("scaling.maxReplicas (elastic scaling; minReplicas are kept)")
-    fields += [f"engine.{to_camel(name)} (not used yet)" for name in ENGINE_FIELDS_WITHOUT_EFFECT if name in spec.engine.model_fields_set]
     if spec.model.revision is not None:
         fields.append("model.revision (a volume has no revisions)")
     if spec.model.secret_ref is not None:

@@ -55,6 +55,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "little memory, deep, no prefix cache": {"kv_blocks": 14, "block_size": 16, "pipeline_depth": 4, "prefix_cache": False},
     "little memory, conservative": {"kv_blocks": 14, "block_size": 16, "preemption": "Conservative"},
     "little memory, small steps": {"kv_blocks": 14, "block_size": 16, "max_num_batched_tokens": 20, "starvation_steps": 3},
+    "fusion level 1": {"fusion_level": 1},
+    "fusion level 3, scattered, in chunks": {"fusion_level": 3, "continuous_memory": False, "block_size": 16, "max_num_batched_tokens": 33},
     "chat": {"profile": "HighConcurrencyChat"},
     "documents": {"profile": "BatchDocumentProcessing"},
 }
