@@ -32,7 +32,7 @@ class DynamicFusionManager:
     """Pure: the same lengths give the same plan, on every rank. A sequence's strategy depends on no other sequence of the batch."""
 
     def __init__(self, level: int, heads: int, thresholds: FusionThresholds = FusionThresholds()) -> None:
-        """heads: query heads of the model, or of the rank's part of it."""
+        """heads: query heads of the whole model, since ranks that hold fewer must choose alike."""
         self.level = level
         self.thresholds = thresholds
         self._heads = heads
