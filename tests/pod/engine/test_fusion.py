@@ -39,9 +39,9 @@ def recording(kernels: Kernels, calls: Counter[str]) -> Kernels:
 
         return call
 
-    return replace(
-        kernels, **{one.name: counted(one.name, getattr(kernels, one.name)) for one in fields(kernels) if one.name != "variants"}
-    )
+    operations = [one.name for one in fields(kernels) if one.name != "variants"]
+    counting: dict[str, Any] = {name: counted(name, getattr(kernels, name)) for name in operations}
+    return replace(kernels, **counting)
 
 
 def decoder_of(folder: Path, kernels: Kernels) -> Decoder:
