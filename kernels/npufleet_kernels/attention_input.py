@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import LayerStep, Store
 from npufleet_kernels.weights import LayerWeights
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 def reference(
     kernels: Kernels, x: Tensor, residual: Tensor | None, weights: LayerWeights, step: LayerStep, store: Store
-) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]:
+) -> tuple[Tensor, Sequence[HeadGroup], Tensor]:
     """One operation after the other. x: (T, hidden); residual: (T, hidden), or None in the first layer.
 
-    Returns the rotated queries (T, H, D), what `store` gives for keys and values, and the next residual (T, hidden).
+    Returns the rotated queries (T, H, D), what `store` gives, and the next residual (T, hidden).
     """
     normed, residual = kernels.rms_norm(x, weights.input_norm, step.epsilon, residual)
     heads = step.project(normed, weights.qkv).view(x.shape[0], step.heads + 2 * step.kv_heads, step.head_size)
@@ -29,8 +30,7 @@ def reference(
         query = _norm_heads(kernels, query, weights.query_norm, step.epsilon)
         key = _norm_heads(kernels, key, weights.key_norm, step.epsilon)
     query, key = kernels.rope(query, key, *step.rotation)
-    keys, values = store(key, value)
-    return query, keys, values, residual
+    return query, store(key, value), residual
 
 
 def _norm_heads(kernels: Kernels, heads: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -22,6 +22,7 @@ from npufleet_kernels import (
     layer,
     layer_norm,
     linear,
+    linear_float32,
     linear_int8,
     moe_experts,
     moe_experts_int8,
@@ -31,6 +32,7 @@ from npufleet_kernels import (
     silu_mul,
 )
 from npufleet_kernels.errors import VariantMissingError
+from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import Attention, LayerStep, Store
 from npufleet_kernels.weights import LayerWeights
 
@@ -41,6 +43,12 @@ class Linear(Protocol):
     """See `linear.reference`."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class LinearFloat32(Protocol):
+    """See `linear_float32.reference`."""
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
 
 class LinearInt8(Protocol):
@@ -116,15 +124,13 @@ class AttentionInput(Protocol):
 
     def __call__(
         self, kernels: Kernels, x: Tensor, residual: Tensor | None, weights: LayerWeights, step: LayerStep, store: Store
-    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]: ...
+    ) -> tuple[Tensor, Sequence[HeadGroup], Tensor]: ...
 
 
 class AttentionOutput(Protocol):
     """See `attention_output.reference`."""
 
-    def __call__(
-        self, kernels: Kernels, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], weights: LayerWeights, step: LayerStep
-    ) -> Tensor: ...
+    def __call__(self, kernels: Kernels, query: Tensor, groups: Sequence[HeadGroup], weights: LayerWeights, step: LayerStep) -> Tensor: ...
 
 
 class AttentionInt8(Protocol):
@@ -165,6 +171,7 @@ class Kernels:
     """
 
     linear: Linear
+    linear_float32: LinearFloat32
     linear_int8: LinearInt8
     rms_norm: RmsNorm
     layer_norm: LayerNorm
@@ -203,6 +210,7 @@ class Kernels:
 
 VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "linear": {"reference": linear.reference},
+    "linear_float32": {"reference": linear_float32.reference},
     "linear_int8": {"reference": linear_int8.reference},
     "rms_norm": {"reference": rms_norm.reference},
     "layer_norm": {"reference": layer_norm.reference},

@@ -28,7 +28,7 @@ def _gated(kernels: Kernels, x: Tensor, weights: GatedWeights, step: LayerStep) 
 
 def _experts(kernels: Kernels, x: Tensor, weights: ExpertWeights, step: LayerStep) -> Tensor:
     shares, experts = kernels.moe_route(step.project(x, weights.router), step.experts_per_token, step.normalise_experts)
-    mixed = kernels.moe_experts(x, shares, experts, weights.gate_up, weights.down)
+    mixed = step.mix_experts(x, shares, experts, weights.gate_up, weights.down)
     if weights.shared is None or weights.shared_gate is None:
         return mixed
     return mixed + torch.sigmoid(step.project(x, weights.shared_gate)) * _gated(kernels, x, weights.shared, step)

@@ -20,6 +20,6 @@ def reference(
 
     Returns the layer's output, not yet added to the residual, and the residual, both (T, hidden).
     """
-    query, keys, values, residual = kernels.attention_input(kernels, x, residual, weights, step, store)
-    mixed = kernels.attention_output(kernels, query, keys, values, weights, step)
+    query, groups, residual = kernels.attention_input(kernels, x, residual, weights, step, store)
+    mixed = kernels.attention_output(kernels, query, groups, weights, step)
     return kernels.feed_forward(kernels, mixed, residual, weights, step)

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from npufleet_kernels.weights import Project
+from npufleet_kernels.head_groups import HeadGroup
+from npufleet_kernels.weights import Project, Projection
 
 
 class Attention(Protocol):
@@ -25,8 +26,10 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
-Store = Callable[[Tensor, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]
-"""Writes a layer's new keys and values, each (T, K, D); returns all of the layer's, one (K, L, D) per sequence."""
+Store = Callable[[Tensor, Tensor], Sequence[HeadGroup]]
+"""Writes a layer's new keys and values, each (T, K, D); returns all of the layer's, in groups of heads."""
+MixExperts = Callable[[Tensor, Tensor, Tensor, Projection, Projection], Tensor]
+"""`moe_experts` of x, weights, experts, gate_up and down, the last two as their loader keeps them."""
 
 
 def _itself(output: Tensor) -> Tensor:
@@ -57,6 +60,7 @@ class LayerStep:
     query_lengths: Sequence[int]
     parts: Sequence[AttentionPart]
     project: Project
+    mix_experts: MixExperts
     add_ranks: Callable[[Tensor], Tensor] = _itself
     experts_per_token: int = 0
     normalise_experts: bool = False

@@ -25,16 +25,16 @@ class GatedWeights(Protocol):
 
 @runtime_checkable
 class ExpertWeights(Protocol):
-    """A mixture of experts: gate_up (E, 2 · intermediate, hidden), down (E, hidden, intermediate)."""
+    """A mixture of experts, as stacks: gate_up (E, 2 · intermediate, hidden), down (E, hidden, intermediate)."""
 
     @property
     def router(self) -> Projection: ...
 
     @property
-    def gate_up(self) -> Tensor: ...
+    def gate_up(self) -> Projection: ...
 
     @property
-    def down(self) -> Tensor: ...
+    def down(self) -> Projection: ...
 
     @property
     def shared(self) -> GatedWeights | None: ...

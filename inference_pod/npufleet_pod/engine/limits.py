@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count
@@ -22,7 +21,6 @@ CACHED_SHARE = 2
 NPU_PAGE_TOKENS = 128
 """Tokens of a page that the NPU's attention addresses (vllm-ascend's block size); a page holds whole blocks."""
 MIN_MODEL_LENGTH = 16
-DTYPE_BYTES = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 
 
 def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) -> SchedulerLimits:
@@ -30,7 +28,7 @@ def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) 
     block_tokens = int(settings.block_size)
     page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1
     page_tokens = block_tokens * page_blocks
-    page_bytes = files.config.kv_elements_per_token * DTYPE_BYTES[files.dtype] * page_tokens
+    page_bytes = files.precision.kv_bytes_per_token(files.config.kv_heads, files.config.head_size) * page_tokens
     if settings.device is Device.CPU:
         free_bytes = max(0, free_bytes - settings.host_cache_mi * MIB)
     useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens) * (CACHED_SHARE if settings.prefix_cache else 1)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from npufleet_api.model import Dtype
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.engine import LoadedEngine
@@ -29,21 +28,32 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     import torch
 
     from npufleet_kernels.dispatch import select_kernels
-    from npufleet_pod.engine.memory.kv_cache import PageOrder, ZeroCopyKVCache
+    from npufleet_pod.engine.memory.kv_cache import ZeroCopyKVCache
+    from npufleet_pod.engine.memory.kv_parts import PageOrder
     from npufleet_pod.engine.runner import ModelRunner
     from npufleet_pod.engine.warm_up import warm_up
     from npufleet_pod.models.checkpoint import open_checkpoint
     from npufleet_pod.models.decoder import load_decoder
+    from npufleet_pod.models.dtypes import TORCH_DTYPES
 
-    dtype = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16, Dtype.FLOAT16: torch.float16}[files.dtype]
+    precision = files.precision
     kernels = select_kernels(device.torch_device.type)
-    with open_checkpoint(files.path, dtype, device.torch_device) as checkpoint:
-        decoder = load_decoder(files.config, checkpoint, kernels, keep_going)
+    with open_checkpoint(files.path, TORCH_DTYPES[files.dtype], device.torch_device) as checkpoint:
+        decoder = load_decoder(files.config, checkpoint, kernels, keep_going, precision=precision)
     limits = memory_limits(settings, files, device.free_memory_bytes())
     config, place = files.config, device.torch_device
     order = PageOrder.HEAD_MAJOR if place.type == "cpu" else PageOrder.PAGE_MAJOR
     try:
-        cache = ZeroCopyKVCache(limits.layout, config.layers, config.kv_heads, config.head_size, dtype, place, order)
+        cache = ZeroCopyKVCache(
+            limits.layout,
+            config.layers,
+            config.kv_heads,
+            config.head_size,
+            TORCH_DTYPES[precision.kv_dtype],
+            place,
+            order,
+            int8_heads=[len(heads) for heads in decoder.precision.int8_kv_heads],
+        )
         runner = ModelRunner(decoder, cache, device, DynamicFusionManager(settings.fusion_level, config.heads))
         warm_up(runner, limits)
         # Last, since the disk's worker has a thread that whoever gets the engine has to end.
@@ -57,6 +67,7 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
         extra={
             "architecture": files.config.architecture,
             "dtype": files.dtype.value,
+            "precision": precision.describe(),
             "device": device.torch_device.type,
             "threads": torch.get_num_threads(),
             "max_model_length": limits.max_model_length,

@@ -9,8 +9,10 @@ from pathlib import Path
 from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.calibration import load_calibration
 from npufleet_pod.errors import DeviceError, ModelError, SettingsError
 from npufleet_pod.models.config import DecoderConfig, load_config
+from npufleet_pod.models.precision import PrecisionPlan, plan_precision
 from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
 
 
@@ -22,6 +24,7 @@ class ModelFiles:
     config: DecoderConfig
     tokenizer: TextTokenizer
     dtype: Dtype
+    precision: PrecisionPlan
     max_model_length: int
     """What the settings ask for, else the model's own limit; memory may allow less."""
 
@@ -46,7 +49,9 @@ def inspect_model(settings: EngineSettings) -> ModelFiles:
             f"maxModelLength: {wanted} is beyond the model's max_position_embeddings {config.max_positions}: lower maxModelLength"
         )
     dtype = compute_dtype(settings.dtype, config.checkpoint_dtype, settings.device)
-    return ModelFiles(path, config, tokenizer, dtype, wanted or config.max_positions)
+    calibration = None if settings.calibration_path is None else load_calibration(Path(settings.calibration_path))
+    precision = plan_precision(settings.precision, dtype, config, None if calibration is None else calibration.int8_kv_heads)
+    return ModelFiles(path, config, tokenizer, dtype, precision, wanted or config.max_positions)
 
 
 def compute_dtype(wanted: Dtype, checkpoint: Dtype, device: Device) -> Dtype:

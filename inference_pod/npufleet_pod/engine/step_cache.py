@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from npufleet_kernels.head_groups import HeadGroup
 from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
 
 
@@ -18,8 +19,7 @@ class StepCache:
         self._places = places
         self._slots = slots
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Store the step's new keys and values of one layer, each (T, K, D); return every sequence's, each (K, L, D)."""
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> list[HeadGroup]:
+        """Store the step's new keys and values of one layer, each (T, K, D); return every sequence's."""
         self._cache.write(layer, self._slots, keys, values)
-        views = [self._cache.view(layer, place) for place in self._places]
-        return [keys for keys, _ in views], [values for _, values in views]
+        return self._cache.groups(layer, self._places)

@@ -30,8 +30,13 @@ class TensorSource(Protocol):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
-        """The tensor `name`, which must have `shape`, or a part of it; nothing else of it is read. Raises ModelError."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the tensors that are asked for in no other."""
+        ...
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = (), *, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`, which must have `shape`, or a part of it, in `dtype`; nothing else of it is read. Raises ModelError."""
         ...
 
 
@@ -50,7 +55,7 @@ class Checkpoint:
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Open every file of the checkpoint in `model_dir`; tensors come in `dtype` on `device`. Raises ModelError."""
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -74,7 +79,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = (), *, dtype: torch.dtype | None = None) -> Tensor:
         """See TensorSource."""
         path = self._where.get(name)
         if path is None:
@@ -89,7 +94,7 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name} is {piece.get_dtype()}: use a checkpoint in {', '.join(sorted(FLOAT_DTYPES))}")
         try:
             tensor: Tensor = piece[part] if part else self._files[path].get_tensor(name)
-            return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+            return tensor.to(device=self._device, dtype=dtype or self.dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: tensor {name}: {one_line(str(error))}: copy the file again") from error
 

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from npufleet_kernels.dispatch import Kernels
+from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import AttentionPart, LayerStep
 from npufleet_pod.models.checkpoint import TensorSource
 from npufleet_pod.models.collective import Alone, Collective
 from npufleet_pod.models.config import DecoderConfig
+from npufleet_pod.models.dtypes import TORCH_DTYPES, dtype_of
 from npufleet_pod.models.fusion_plan import AttentionStrategy, FusionPlan, uniform_plan
+from npufleet_pod.models.precision import PrecisionPlan, uniform_precision
 from npufleet_pod.models.rope import RotaryEmbedding
 from npufleet_pod.models.sharding import Shard, shard
 from npufleet_pod.models.weights import DecoderWeights, Projection, load_weights
@@ -31,8 +34,8 @@ class SequenceCache(Protocol):
 class BatchCache(Protocol):
     """Keys and values of all sequences of a step."""
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Store a layer's new keys and values, each (T, K, D); return all of the layer's, one (K, L, D) per sequence."""
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> Sequence[HeadGroup]:
+        """Store a layer's new keys and values, each (T, K, D); return all of the layer's, in one or two groups of heads."""
         ...
 
 
@@ -48,12 +51,23 @@ class Decoder:
     All ranks compute the same steps in the same order; hidden states and logits are whole, and the same, on each.
     """
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, kernels: Kernels, part: Shard, ranks: Collective) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        part: Shard,
+        ranks: Collective,
+        precision: PrecisionPlan,
+    ) -> None:
+        """precision: of `part`."""
         self.config = config
         self.part = part
+        self.precision = precision
         self._ranks = ranks
         self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
+        self.dtype = TORCH_DTYPES[precision.dtype]
+        self._attention_dtype = TORCH_DTYPES[precision.kv_dtype]
         self._weights = weights
         self._levels = {level: kernels.at_level(level) for level in FUSION_LEVELS}
         self._strategies = {
@@ -83,7 +97,7 @@ class Decoder:
         kernels = self._levels[plan.level]
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
         hidden = self._embed(token_ids)
-        step = self._layer_step(self._rotary.rotation(positions, self.dtype, rope_lengths), query_lengths, plan)
+        step = self._layer_step(self._rotary.rotation(positions, self._attention_dtype, rope_lengths), query_lengths, plan)
         residual: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             hidden, residual = kernels.layer(kernels, hidden, residual, layer, step, partial(cache.append, index))
@@ -92,16 +106,20 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32."""
-        own = self._project(hidden, self._weights.head)
+        head, compute = self._weights.head, TORCH_DTYPES[self.precision.output.compute]
+        if head.scale is None and compute is torch.float32:
+            own = self._kernels.linear_float32(hidden, head.weight)
+        else:
+            own = self._project(hidden.to(compute), head)
         return self._ranks.all_gather(own, self.part.vocabulary_sizes).to(torch.float32)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """(T, hidden): each rank looks up the tokens whose rows it holds."""
         rows = self.part.vocabulary
         if rows.is_whole:
-            return torch.nn.functional.embedding(token_ids, self._weights.embedding)
+            return torch.nn.functional.embedding(token_ids, self._weights.embedding).to(self.dtype)
         foreign = (token_ids < rows.start) | (token_ids >= rows.stop)
-        found = torch.nn.functional.embedding((token_ids - rows.start).masked_fill_(foreign, 0), self._weights.embedding)
+        found = torch.nn.functional.embedding((token_ids - rows.start).masked_fill_(foreign, 0), self._weights.embedding).to(self.dtype)
         return self._ranks.all_reduce(found.masked_fill_(foreign.unsqueeze(1), 0))
 
     def _layer_step(self, rotation: tuple[Tensor, Tensor], query_lengths: Sequence[int], plan: FusionPlan) -> LayerStep:
@@ -115,13 +133,24 @@ class Decoder:
             query_lengths=query_lengths,
             parts=[AttentionPart(self._strategies[run.strategy], run.sequences) for run in plan.runs],
             project=self._project,
+            mix_experts=self._mix_experts,
             add_ranks=self._ranks.all_reduce,
             experts_per_token=0 if config.experts is None else config.experts.per_token,
             normalise_experts=config.experts is not None and config.experts.normalise,
         )
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
-        return self._kernels.linear(x, projection.weight, projection.bias)
+        if projection.scale is not None:
+            output = self._kernels.linear_int8(x, projection.weight, projection.scale, projection.bias)
+        else:
+            output = self._kernels.linear(x.to(projection.weight.dtype), projection.weight, projection.bias)
+        return output if projection.result is None else output.to(projection.result)
+
+    def _mix_experts(self, x: Tensor, shares: Tensor, experts: Tensor, gate_up: Projection, down: Projection) -> Tensor:
+        if gate_up.scale is not None and down.scale is not None:
+            return self._kernels.moe_experts_int8(x, shares, experts, gate_up.weight, gate_up.scale, down.weight, down.scale)
+        dtype = gate_up.weight.dtype
+        return self._kernels.moe_experts(x.to(dtype), shares.to(dtype), experts, gate_up.weight, down.weight).to(x.dtype)
 
 
 class _SequenceCaches:
@@ -131,10 +160,10 @@ class _SequenceCaches:
         self._caches = caches
         self._lengths = list(query_lengths)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[HeadGroup]:
         new = zip(self._caches, torch.split(keys, self._lengths), torch.split(values, self._lengths), strict=True)
         stored = [cache.append(layer, new_keys, new_values) for cache, new_keys, new_values in new]
-        return [keys for keys, _ in stored], [values for _, values in stored]
+        return (HeadGroup(keys.shape[1], [keys for keys, _ in stored], [values for _, values in stored]),)
 
 
 def load_decoder(
@@ -144,10 +173,15 @@ def load_decoder(
     keep_going: Callable[[], bool] = lambda: True,
     part: Shard | None = None,
     ranks: Collective = ALONE,
+    precision: PrecisionPlan | None = None,
 ) -> Decoder:
-    """Read all weights, or those of `part`, whose rank computes with the others through `ranks`.
+    """Read all weights, or those of `part`, whose rank computes with the others through `ranks`, in the types of `precision`.
+
+    precision: of the whole model; None: everything in the source's type.
 
     Raises ModelError; LoadCancelledError once `keep_going` answers False, which is asked before each layer.
     """
     own = part or shard(config)
-    return Decoder(config, load_weights(config, source, keep_going, own), kernels, own, ranks)
+    whole = precision or uniform_precision(dtype_of(source.dtype), config)
+    types = whole.for_heads(range(own.kv_heads.start, own.kv_heads.stop))
+    return Decoder(config, load_weights(config, source, keep_going, own, types), kernels, own, ranks, types)

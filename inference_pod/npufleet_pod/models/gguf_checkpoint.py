@@ -53,7 +53,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Open `path`; tensors come in `dtype` on `device`. Raises ModelError."""
         self._file = GgufFile(path)
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         metadata = self._file.metadata
         heads = metadata.get("llama.attention.head_count", 0)
@@ -70,7 +70,7 @@ class GgufCheckpoint:
         """Unmap the file."""
         self._file.close()
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Part = ()) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], part: Part = (), *, dtype: torch.dtype | None = None) -> Tensor:
         """See TensorSource; `name` is the hub's. The part of a projection whose rows are reordered must begin and end with a head."""
         own, expert = _own_name(name)
         found = self._shape(own, expert)
@@ -83,7 +83,7 @@ class GgufCheckpoint:
         else:
             values = self._restore_rows(own, found, self._file.read(own, expert, part))
         # torch.from_numpy shares the array, which may be a view of the mapped file; a tensor of its own outlives it.
-        return torch.tensor(values, dtype=self._dtype, device=self._device)
+        return torch.tensor(values, dtype=dtype or self.dtype, device=self._device)
 
     def _shape(self, own: str, expert: int | None) -> tuple[int, ...]:
         tensor = self._file.tensors.get(own)

@@ -7,7 +7,8 @@ import torch
 
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
 from npufleet_pod.engine.memory.errors import LayoutError, MemoryStateError, OutOfMemoryError
-from npufleet_pod.engine.memory.kv_cache import PageOrder, ZeroCopyKVCache
+from npufleet_pod.engine.memory.kv_cache import ZeroCopyKVCache
+from npufleet_pod.engine.memory.kv_parts import PageOrder
 from npufleet_pod.engine.memory.layout import CacheLayout, Copy, Load, Store
 from npufleet_pod.engine.memory.pool import ALIGNMENT_BYTES
 from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count

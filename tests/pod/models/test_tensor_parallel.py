@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from npufleet_api.model import Dtype
 from npufleet_pod.models import checkpoint as checkpoint_module
 from npufleet_pod.models.checkpoint import Checkpoint, open_checkpoint
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.models.decoder import Decoder
 from npufleet_pod.models.gguf_file import GgufFile
+from npufleet_pod.models.precision import uniform_precision
 from npufleet_pod.models.sharding import max_ranks, shard
 from npufleet_pod.models.weights import load_weights
 from support.families import GLM, MODELS
@@ -139,7 +141,7 @@ def test_a_rank_reads_what_it_holds_and_nothing_else(name: str, ranks: int, tmp_
     for rank in range(ranks):
         elements.clear()
         with Checkpoint(model, torch.float32, CPU) as checkpoint:
-            weights = load_weights(config, checkpoint, lambda: True, shard(config, rank, ranks))
+            weights = load_weights(config, checkpoint, lambda: True, shard(config, rank, ranks), uniform_precision(Dtype.FLOAT32, config))
         assert sum(elements.values()) == held(config, weights)
         total.update(elements)
     with safe_open(str(model / "model.safetensors"), framework="pt") as file:

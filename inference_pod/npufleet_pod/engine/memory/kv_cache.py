@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from npufleet_kernels import kv_write, kv_write_int8
+from npufleet_kernels.head_groups import HeadGroup
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
 from npufleet_pod.engine.memory.errors import LayoutError, MemoryStateError
+from npufleet_pod.engine.memory.kv_parts import PageOrder, PartKind, plan_parts
 from npufleet_pod.engine.memory.layout import CacheLayout, Copy, Load, Store, Transfer
 from npufleet_pod.engine.memory.pool import ALIGNMENT_BYTES, AscendMemoryPool, HostRegion, Range
 
@@ -22,23 +25,56 @@ NO_PAGE = 0
 """Fills block tables behind a sequence's last page; kernels stop at its length and never read it."""
 
 
-class PageOrder(Enum):
-    """How a layer's keys, or values, lie in memory."""
+@dataclass(slots=True)
+class _Rows:
+    """Keys, or values, of one group of a layer: all slots of all pages."""
 
-    HEAD_MAJOR = auto()
-    """(K, pages, page_tokens, D): one head's keys lie together over adjacent pages, as a CPU reads them."""
-    PAGE_MAJOR = auto()
-    """(pages, page_tokens, K, D): a page lies together, as the NPU's paged attention takes it."""
+    whole: Tensor
+    scales: Tensor | None
+    order: InitVar[PageOrder]
+    rows: Tensor = field(init=False)
+    """(K, S, D)"""
+
+    def __post_init__(self, order: PageOrder) -> None:
+        self.rows = _by_slot(self.whole, order)
+        self.scales = None if self.scales is None else _by_slot(self.scales, order)
+
+    def write(self, slots: Tensor, new: Tensor) -> None:
+        if self.scales is None:
+            kv_write.reference(self.rows, slots, new)
+        else:
+            kv_write_int8.reference(self.rows, self.scales, slots, new)
+
+    def read(self, place: Place) -> Tensor:
+        return _at(self.rows, place)
+
+    def read_scales(self, places: Sequence[Place]) -> list[Tensor] | None:
+        return None if self.scales is None else [_at(self.scales, place) for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Heads of a layer that are stored alike."""
+
+    keys: _Rows
+    values: _Rows
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys.rows.shape[0]
 
 
 class ZeroCopyKVCache:
     """K and V of every layer. New tokens are written to their slots and nothing is moved when a sequence grows.
 
+    A layer's heads are one or two groups: the first of its heads are kept in `dtype`, the last `int8_heads[layer]` as INT8 with a float32
+    scale per token and head; None: all in `dtype`. A page holds a token range of every layer and group, and moves whole.
+
     On a CPU the region is host memory aligned to 128 bytes, on huge pages where there are any (`huge_pages` says which); elsewhere it is
     one tensor of the device. A sequence on adjacent pages is read through a view; only a scattered one is gathered, unless the kernel
     takes block tables. `static_buffers` (name to bytes) are laid out in the same region, for what each step fills anew. The host tier is
     attached later: pages end to end in memory that the caller has pinned where the device wants that. Used by one thread at a time.
-    Raises OutOfMemoryError if the host has too little.
+    Raises LayoutError if a layer has fewer heads than are to be INT8, OutOfMemoryError if the host has too little.
     """
 
     def __init__(
@@ -51,29 +87,27 @@ class ZeroCopyKVCache:
         device: torch.device,
         order: PageOrder = PageOrder.HEAD_MAJOR,
         static_buffers: Mapping[str, int] | None = None,
+        int8_heads: Sequence[int] | None = None,
     ) -> None:
+        quantised = [0] * layers if int8_heads is None else list(int8_heads)
+        if len(quantised) != layers or not all(0 <= count <= kv_heads for count in quantised):
+            raise LayoutError(f"int8_heads: {quantised} is not a number of heads up to {kv_heads} for each of {layers} layers: correct it")
         self.layout = layout
         self.order = order
-        pages, tokens = layout.page_count, layout.page_tokens
-        shape = (kv_heads, pages, tokens, head_size) if order is PageOrder.HEAD_MAJOR else (pages, tokens, kv_heads, head_size)
-        self._page_axis = 1 if order is PageOrder.HEAD_MAJOR else 0
-        self._page_shape = (2, layers, *(size for axis, size in enumerate(shape) if axis != self._page_axis))
-        self._dtype = dtype
         self._memory: HostRegion | None = None
-        whole = (2, layers, *shape)
-        kv_bytes = math.prod(whole) * dtype.itemsize
-        sizes = [kv_bytes, *(static_buffers or {}).values()]
+        parts = plan_parts(layout, [kv_heads - count for count in quantised], quantised, head_size, dtype, order)
+        sizes = [*(part.size_bytes for part in parts), *(static_buffers or {}).values()]
         capacity = sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes)
         self.pool = AscendMemoryPool(capacity, static_buffers=static_buffers)
         self._bytes = self._take(capacity, device)
-        self._region = self._tensor(self.pool.allocate(kv_bytes), whole, dtype)
-        self._keys, self._values = self._region[0].unbind(), self._region[1].unbind()
-        self._host: Tensor | None = None
+        self._parts = [(part, self._tensor(self.pool.allocate(part.size_bytes), part.shape, part.dtype)) for part in parts]
+        self._layers = [self._groups_of(layer) for layer in range(layers)]
+        self._host: list[Tensor] | None = None
 
     @property
     def page_bytes(self) -> int:
-        """Size of one page: K and V of every layer."""
-        return math.prod(self._page_shape) * self._dtype.itemsize
+        """Size of one page: K and V of every layer, with their scales."""
+        return sum(part.page_bytes for part, _ in self._parts)
 
     @property
     def huge_pages(self) -> str:
@@ -92,16 +126,20 @@ class ZeroCopyKVCache:
         pages = len(buffer) // self.page_bytes
         if pages < 1:
             raise LayoutError(f"host tier: a buffer of {len(buffer)} bytes holds no page of {self.page_bytes}: make it larger")
-        flat = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * self.page_bytes)
-        self._host = flat.view(self._dtype).view(pages, *self._page_shape)
+        flat = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * self.page_bytes).view(pages, self.page_bytes)
+        self._host, start = [], 0
+        for part, _ in self._parts:
+            own = flat[:, start : start + part.page_bytes].view(part.dtype)
+            self._host.append(own.view(pages, *part.page_shape))
+            start += part.page_bytes
 
-    def keys(self, layer: int) -> Tensor:
-        """A layer's keys whole, for kernels that read and write by slots or block tables; shape as the order says."""
-        return self._keys[layer]
+    def keys(self, layer: int, group: int = 0) -> Tensor:
+        """The keys of one group of a layer whole, for kernels that read and write by slots or block tables; shape as the order says."""
+        return self._layers[layer][group].keys.whole
 
-    def values(self, layer: int) -> Tensor:
-        """A layer's values whole."""
-        return self._values[layer]
+    def values(self, layer: int, group: int = 0) -> Tensor:
+        """The values of one group of a layer whole."""
+        return self._layers[layer][group].values.whole
 
     def slots(self, table: HierarchicalBlockTable, start: int, count: int) -> Tensor:
         """Slots of tokens [start, start + count): (count,) int64, on the CPU. Raises IndexError beyond the table's pages."""
@@ -130,42 +168,56 @@ class ZeroCopyKVCache:
         return torch.tensor(rows, dtype=torch.int32).view(len(tables), widest)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store new keys and values, each (n, K, D), at `slots` (n,) in place."""
-        for whole, new in ((self._keys[layer], keys), (self._values[layer], values)):
-            if self.order is PageOrder.HEAD_MAJOR:
-                whole.flatten(1, 2).index_copy_(1, slots, new.transpose(0, 1))
-            else:
-                whole.flatten(0, 1).index_copy_(0, slots, new)
+        """Store new keys and values, each (n, K, D), at `slots` (n,) in place, those of INT8 heads quantised."""
+        first = 0
+        for group in self._layers[layer]:
+            heads = slice(first, first + group.kv_heads)
+            group.keys.write(slots, keys[:, heads])
+            group.values.write(slots, values[:, heads])
+            first = heads.stop
 
-    def view(self, layer: int, place: Place) -> tuple[Tensor, Tensor]:
-        """The keys and values at `place`, each (K, n, D): a view of a range, a copy of scattered slots."""
-        keys, values = (self._read(whole, place) for whole in (self._keys[layer], self._values[layer]))
-        return keys, values
+    def groups(self, layer: int, places: Sequence[Place]) -> list[HeadGroup]:
+        """What lies at each sequence's place, by groups of heads: views of ranges, copies of scattered slots."""
+        found = []
+        for group in self._layers[layer]:
+            keys, values = [group.keys.read(place) for place in places], [group.values.read(place) for place in places]
+            found.append(HeadGroup(group.kv_heads, keys, values, group.keys.read_scales(places), group.values.read_scales(places)))
+        return found
+
+    def view(self, layer: int, place: Place, group: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of one group at `place`, each (K, n, D), as they are stored: a view of a range, a copy of scattered slots."""
+        return self._layers[layer][group].keys.read(place), self._layers[layer][group].values.read(place)
 
     def execute(self, transfers: Sequence[Transfer]) -> None:
         """Copy pages, in order. Raises MemoryStateError if one is to move to a host without memory."""
         for transfer in transfers:
             match transfer:
                 case Copy(source, target, tokens):
-                    # Tokens are the last axis but one of a head-major page, and the third of a page-major one.
+                    # Tokens are the last axis but one of a head-major page, and the third of a page-major one; scales lack the last axis.
                     axis = 3 if self.order is PageOrder.HEAD_MAJOR else 2
-                    self._page(target).narrow(axis, 0, tokens).copy_(self._page(source).narrow(axis, 0, tokens))
+                    for part, whole in self._parts:
+                        part.page(whole, target).narrow(axis, 0, tokens).copy_(part.page(whole, source).narrow(axis, 0, tokens))
                 case Store(page, slot):
-                    self._host_page(slot).copy_(self._page(page))
+                    for (part, whole), host in zip(self._parts, self._host_parts(), strict=True):
+                        host[slot].copy_(part.page(whole, page))
                 case Load(slot, page):
-                    self._page(page).copy_(self._host_page(slot))
+                    for (part, whole), host in zip(self._parts, self._host_parts(), strict=True):
+                        part.page(whole, page).copy_(host[slot])
 
-    def _read(self, whole: Tensor, place: Place) -> Tensor:
-        by_slot = whole.flatten(1, 2) if self.order is PageOrder.HEAD_MAJOR else whole.flatten(0, 1).transpose(0, 1)
-        return by_slot[:, place] if isinstance(place, slice) else by_slot.index_select(1, place.to(whole.device))
+    def _groups_of(self, layer: int) -> list[_Group]:
+        own = {part.kind: whole[:, part.layers.index(layer)] for part, whole in self._parts if layer in part.layers}
+        groups = []
+        if PartKind.FLOAT in own:
+            groups.append(_Group(*(_Rows(side, None, self.order) for side in own[PartKind.FLOAT])))
+        if PartKind.INT8 in own:
+            sides = zip(own[PartKind.INT8], own[PartKind.SCALE], strict=True)
+            groups.append(_Group(*(_Rows(side, scales, self.order) for side, scales in sides)))
+        return groups
 
-    def _page(self, page: int) -> Tensor:
-        return self._region.select(self._page_axis + 2, page)
-
-    def _host_page(self, slot: int) -> Tensor:
+    def _host_parts(self) -> list[Tensor]:
         if self._host is None:
             raise MemoryStateError("a page is to move to the host, which has no memory for it: attach some")
-        return self._host[slot]
+        return self._host
 
     def _take(self, size_bytes: int, device: torch.device) -> Tensor:
         if device.type != "cpu":
@@ -176,3 +228,12 @@ class ZeroCopyKVCache:
     def _tensor(self, part: Range, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         size_bytes = math.prod(shape) * dtype.itemsize
         return self._bytes[part.start : part.start + size_bytes].view(dtype).view(*shape)
+
+
+def _by_slot(whole: Tensor, order: PageOrder) -> Tensor:
+    """(K, S, …): of (K, pages, page_tokens, …), or of (pages, page_tokens, K, …)."""
+    return whole.flatten(1, 2) if order is PageOrder.HEAD_MAJOR else whole.flatten(0, 1).transpose(0, 1)
+
+
+def _at(rows: Tensor, place: Place) -> Tensor:
+    return rows[:, place] if isinstance(place, slice) else rows.index_select(1, place.to(rows.device))
