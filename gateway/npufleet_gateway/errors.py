@@ -5,6 +5,11 @@ GatewayError
 ├── ObjectError          an object of the API server cannot be used
 ├── WatchError           a list or watch failed and is tried again
 │   └── WatchExpiredError  the resourceVersion is too old: list again
+├── ReplicaError         a replica did not answer as it should
+│   ├── UnreachableError   no connection to it
+│   ├── ResetError         it closed the connection in the middle
+│   ├── GarbageError       what it sent is not HTTP
+│   └── SilentError        it sent nothing for too long
 └── ApiError             an answer to a client, as an OpenAI error object
 """
 
@@ -31,6 +36,36 @@ class WatchError(GatewayError):
 
 class WatchExpiredError(WatchError):
     """The resourceVersion is too old."""
+
+
+class ReplicaError(GatewayError):
+    """A replica did not answer as it should; `reason` is a metric label."""
+
+    reason = "failed"
+
+
+class UnreachableError(ReplicaError):
+    """No connection to the replica: nothing was sent."""
+
+    reason = "refused"
+
+
+class ResetError(ReplicaError):
+    """The replica closed the connection before its answer was complete."""
+
+    reason = "reset"
+
+
+class GarbageError(ReplicaError):
+    """The replica sent what is not HTTP."""
+
+    reason = "garbage"
+
+
+class SilentError(ReplicaError):
+    """The replica sent nothing for too long."""
+
+    reason = "silent"
 
 
 class ApiError(GatewayError):

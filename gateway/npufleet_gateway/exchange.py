@@ -6,24 +6,31 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
-
-from npufleet_api.contract import DRAINING_HEADER
 from npufleet_api.slo import Exchange, Outcome, outcome_of_status, tpot_ms
 from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
 from npufleet_gateway.balancer import Balancer
-from npufleet_gateway.errors import ApiError, interrupted, no_ready_replica, shutting_down, upstream_failed, upstream_timeout
+from npufleet_gateway.connection import Connection, Head
+from npufleet_gateway.errors import (
+    ApiError,
+    ReplicaError,
+    SilentError,
+    interrupted,
+    no_ready_replica,
+    shutting_down,
+    upstream_failed,
+    upstream_timeout,
+)
 from npufleet_gateway.metrics import Metrics
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.sse import TokenCounter
-from npufleet_gateway.upstream import replica_url, request_body, request_headers, response_headers
+from npufleet_gateway.upstream import DRAINING, Upstream, request_head, response_headers
 from npufleet_gateway.view import ClusterView
 
 HOLD_BYTES = 1024 * 1024
 """An answer that is not a stream is held back up to this size, so that a replica that dies in the middle of it can be replaced."""
 DRAIN_RETRY_AFTER_SECONDS = 1
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = b"text/event-stream"
 
 
 @dataclass(slots=True)
@@ -35,7 +42,7 @@ class Context:
     metrics: Metrics
     settings: GatewaySettings
     clock: Callable[[], float]
-    session: aiohttp.ClientSession
+    upstream: Upstream
     leaving: bool = False
     """Once set, answers ask clients to close their connections and come back by another gateway."""
 
@@ -153,97 +160,89 @@ class LiveExchange:
     async def _attempt(self, replica: Replica) -> Retry | None:
         """None once the request is answered, well or badly."""
         context = self._context
-        response: aiohttp.ClientResponse | None = None
+        port = context.settings.engine_port
+        connection: Connection | None = None
         try:
-            response = await context.session.request(
+            head = request_head(
                 self._scope["method"],
-                replica_url(replica.host, context.settings.engine_port, self._scope["path"]),
-                data=request_body(self._body),
-                headers=request_headers(self._scope["headers"], self.request_id),
-                allow_redirects=False,
+                self._scope["path"],
+                f"{replica.host}:{port}",
+                self._scope["headers"],
+                self.request_id,
+                len(self._body),
             )
-            if response.status == 503 and DRAINING_HEADER in response.headers:
+            connection, answer = await context.upstream.request(replica.ip, port, head, self._body)
+            if answer.status == 503 and answer.get(DRAINING) is not None:
                 context.balancer.draining(replica)
                 return Retry("draining", f"{replica.pod_name} is draining")
-            if response.status in (502, 503):
+            if answer.status in (502, 503):
                 context.balancer.failed(replica)
-                return Retry("not_ready", f"{replica.pod_name} answered {response.status}")
-            if not 200 <= response.status < 600:
+                return Retry("not_ready", f"{replica.pod_name} answered {answer.status}")
+            if not 200 <= answer.status < 600:
                 context.balancer.failed(replica)
-                return Retry("garbage", f"{replica.pod_name} answered with status {response.status}")
-            if response.content_type == EVENT_STREAM:
-                await self._relay_stream(response, replica)
+                return Retry("garbage", f"{replica.pod_name} answered with status {answer.status}")
+            if answer.content_type == EVENT_STREAM:
+                await self._relay_stream(connection, answer, replica)
             else:
-                await self._relay_whole(response, replica)
+                await self._relay_whole(connection, answer, replica)
             context.balancer.succeeded(replica)
             return None
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            return self._fail(replica, "refused", error)
-        except TimeoutError as error:
+        except ReplicaError as error:
             context.balancer.failed(replica)
-            if self.status is None:
+            if self.status is not None:
+                await self._break_off(f"{replica.pod_name} {error}")
+                return None
+            if isinstance(error, SilentError):
                 raise upstream_timeout(self._name, context.settings.upstream_idle_seconds) from error
-            await self._break_off(f"{replica.pod_name} sent nothing for {context.settings.upstream_idle_seconds:g} seconds")
-            return None
-        except (aiohttp.ClientError, OSError) as error:
-            if self.status is None:
-                return self._fail(replica, "garbage" if isinstance(error, aiohttp.ClientResponseError) else "reset", error)
-            context.balancer.failed(replica)
-            await self._break_off(f"{replica.pod_name}: {_describe(error)}")
-            return None
+            return Retry(error.reason, f"{replica.pod_name}: {error}")
         finally:
-            if response is not None:
-                response.close()
+            if connection is not None:
+                context.upstream.release(replica.ip, port, connection)
 
-    async def _relay_stream(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
+    async def _relay_stream(self, connection: Connection, answer: Head, replica: Replica) -> None:
         """The status goes out with the first byte of the body: until then another replica can take over."""
-        content, clock, counter = response.content, self._context.clock, self._counter
-        chunk = await content.readany()
-        await self._begin(response, replica)
+        clock, counter = self._context.clock, self._counter
+        chunk = await connection.read()
+        await self._begin(answer, replica)
         while chunk:
             counter.feed(chunk, clock())
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            chunk = await content.readany()
-        self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(response.status)
+            chunk = await connection.read()
+        self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(answer.status)
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _relay_whole(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
-        content = response.content
+    async def _relay_whole(self, connection: Connection, answer: Head, replica: Replica) -> None:
         held: list[bytes] = []
         size = 0
-        while size <= HOLD_BYTES and (chunk := await content.readany()):
+        while size <= HOLD_BYTES and (chunk := await connection.read()):
             held.append(chunk)
             size += len(chunk)
         body = b"".join(held)
         if size <= HOLD_BYTES:
-            self._outcome = outcome_of_status(response.status)
-            await self._begin(response, replica, len(body))
+            self._outcome = outcome_of_status(answer.status)
+            await self._begin(answer, replica, b"%d" % len(body))
             await self._send({"type": "http.response.body", "body": body})
             return
-        await self._begin(response, replica, response.content_length)
+        await self._begin(answer, replica, answer.get(b"content-length"))
         while body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
-            body = await content.readany()
-        self._outcome = outcome_of_status(response.status)
+            body = await connection.read()
+        self._outcome = outcome_of_status(answer.status)
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _begin(self, response: aiohttp.ClientResponse, replica: Replica, length: int | None = None) -> None:
-        headers = response_headers(response, self.request_id, replica.pod_name)
-        self._streams = response.content_type == EVENT_STREAM
+    async def _begin(self, answer: Head, replica: Replica, length: bytes | None = None) -> None:
+        headers = response_headers(answer, self.request_id, replica.pod_name)
+        self._streams = answer.content_type == EVENT_STREAM
         if length is not None:
-            headers.append((b"content-length", str(length).encode()))
+            headers.append((b"content-length", length))
         headers.extend(self._context.extra_headers())
-        self.status = response.status
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        self.status = answer.status
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _send(self, message: Message) -> None:
         self.sending_since = self._context.clock()
         await self._send_raw(message)
         self.sending_since = None
-
-    def _fail(self, replica: Replica, reason: str, error: Exception) -> Retry:
-        self._context.balancer.failed(replica)
-        return Retry(reason, f"{replica.pod_name}: {_describe(error)}")
 
     async def _break_off(self, reason: str) -> None:
         self._outcome = Outcome.INTERRUPTED
@@ -257,7 +256,3 @@ class LiveExchange:
         start = b"" if self._counter.at_boundary else b"\n\n"
         event = start + b"data: " + interrupted(self._name, reason).body() + b"\n\n"
         await self._send({"type": "http.response.body", "body": event})
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__} {error}".strip()[:200]

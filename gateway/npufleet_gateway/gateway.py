@@ -36,7 +36,7 @@ from npufleet_gateway.report import MonitorState, build_report
 from npufleet_gateway.routing import RoutingTable
 from npufleet_gateway.samples import samples
 from npufleet_gateway.settings import GatewaySettings
-from npufleet_gateway.upstream import open_session
+from npufleet_gateway.upstream import Upstream
 from npufleet_gateway.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -136,25 +136,26 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         settings = self.settings
-        async with open_session(settings.connect_timeout_seconds, settings.upstream_idle_seconds) as session:
-            self._context = Context(self.view, self.balancer, self.metrics, settings, self._clock, session)
-            self._proxy = Proxy(self._context, self.accounting)
-            loops = {
-                "collect-reports": self.collector.run(),
-                "cut-off-stalled-clients": self._proxy.cut_off_stalled_clients(),
-                **{f"watch-{r.resource.kind}": r.run() for r in self.reflectors},
-            }
-            self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        upstream = Upstream(settings.connect_timeout_seconds, settings.upstream_idle_seconds)
+        self._context = Context(self.view, self.balancer, self.metrics, settings, self._clock, upstream)
+        self._proxy = Proxy(self._context, self.accounting)
+        loops = {
+            "collect-reports": self.collector.run(),
+            "cut-off-stalled-clients": self._proxy.cut_off_stalled_clients(),
+            **{f"watch-{r.resource.kind}": r.run() for r in self.reflectors},
+        }
+        self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        for task in self._tasks:
+            task.add_done_callback(_log_end)
+        try:
+            yield
+        finally:
             for task in self._tasks:
-                task.add_done_callback(_log_end)
-            try:
-                yield
-            finally:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-                if self._kube is not None:
-                    await self._kube.close()
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await upstream.close()
+            if self._kube is not None:
+                await self._kube.close()
 
     def _forget_what_is_gone(self, table: RoutingTable) -> None:
         keys = {route.model.key for route in table.routes}

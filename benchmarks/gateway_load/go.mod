@@ -1,0 +1,3 @@
+module npufleet.dev/benchmarks/gateway_load
+
+go 1.26
