@@ -283,7 +283,7 @@ async def npufleet(folder: Path, cores: Cores, upstream_port: int) -> AsyncItera
 
 
 @contextlib.asynccontextmanager
-async def litellm(folder: Path, cores: Cores, upstream_port: int, program: str) -> AsyncIterator[Target]:
+async def litellm(folder: Path, cores: Cores, upstream_port: int, program: tuple[str, ...]) -> AsyncIterator[Target]:
     """LiteLLM's proxy with one worker."""
     from gateway.support import free_port
 
@@ -293,7 +293,7 @@ async def litellm(folder: Path, cores: Cores, upstream_port: int, program: str) 
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
     log = folder / "litellm.log"
-    command = (program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1")
+    command = (*program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1")
     async with _process(log, cores, *command, env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}) as process:
         url = f"http://127.0.0.1:{port}"
         await _until_answered(url, process, log, 120)
@@ -301,25 +301,32 @@ async def litellm(folder: Path, cores: Cores, upstream_port: int, program: str) 
 
 
 @contextlib.asynccontextmanager
-async def router(folder: Path, cores: Cores, upstream_port: int, program: str) -> AsyncIterator[Target]:
+async def router(folder: Path, cores: Cores, upstream_port: int, program: tuple[str, ...]) -> AsyncIterator[Target]:
     """SGLang's or vLLM's router: both take the same options."""
     from gateway.support import free_port
 
     port = free_port()
-    log = folder / f"{Path(program).name}.log"
+    log = folder / "router.log"
     workers = [f"http://127.0.0.{number + 2}:{upstream_port}" for number in range(REPLICAS)]
-    command = [program, "--worker-urls", *workers, "--policy", "round_robin", "--host", "127.0.0.1", "--port", str(port)]
+    command = [*program, "--worker-urls", *workers, "--policy", "round_robin", "--host", "127.0.0.1", "--port", str(port)]
     async with _process(log, cores, *command, "--prometheus-port", str(free_port())) as process:
         url = f"http://127.0.0.1:{port}"
         await _until_answered(url, process, log, 60)
         yield Target(url, process.pid, log)
 
 
-def find_peer(name: str, paths: tuple[Path, ...]) -> str | None:
-    """The peer's program in the folders given, else on PATH."""
-    names = {"litellm": ("litellm",), "sglang-router": ("sglang-router", "smg"), "vllm-router": ("vllm-router",)}[name]
+def find_peer(name: str, paths: tuple[Path, ...]) -> tuple[str, ...] | None:
+    """The command that starts a peer: its program, or Python with its module, in the folders given or on PATH."""
     where = os.pathsep.join([*map(str, paths), os.environ.get("PATH", "")])
-    return next((found for program in names if (found := shutil.which(program, path=where)) is not None), None)
+    program = shutil.which(name, path=where)
+    if program is not None:
+        return (program,)
+    if name == "sglang-router":
+        for folder in where.split(os.pathsep):
+            python = Path(folder) / "python"
+            if python.exists() and any(Path(folder).parent.glob("lib/python3*/site-packages/sglang_router")):
+                return (str(python), "-m", "sglang_router.launch_router")
+    return None
 
 
 async def run(peers: tuple[str, ...], paths: tuple[Path, ...], seconds: float) -> dict[str, Any]:
