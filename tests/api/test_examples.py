@@ -13,11 +13,13 @@ from npufleet_api.model import AscendModelSpec
 from npufleet_api.pool import Device, InferencePoolSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-FILES = sorted(EXAMPLES.glob("**/*.yaml"))
+ALONE = [[path] for path in sorted(EXAMPLES.glob("*.yaml"))]
+TOGETHER = [sorted(folder.glob("*.yaml")) for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir()]
+"""The files of a folder are one example."""
 
 
-def documents(path: Path) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
+def documents(*paths: Path) -> list[dict[str, Any]]:
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
 
 
 def fields(model: type[Any]) -> set[str]:
@@ -25,14 +27,15 @@ def fields(model: type[Any]) -> set[str]:
 
 
 def test_there_are_examples() -> None:
-    assert {"smollm2.yaml", "qwen72b.yaml", "three-classes.yaml"} <= {path.name for path in FILES}
+    assert {"smollm2.yaml", "qwen72b.yaml", "three-classes.yaml"} <= {path.name for paths in ALONE for path in paths}
+    assert [[path.name for path in paths] for paths in TOGETHER] == [["models.yaml", "pool.yaml"]]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_an_example_parses_and_its_parts_fit_together(path: Path) -> None:
+@pytest.mark.parametrize("paths", [*ALONE, *TOGETHER], ids=lambda paths: "+".join(path.name for path in paths))
+def test_an_example_parses_and_its_parts_fit_together(paths: list[Path]) -> None:
     pools: dict[str, InferencePoolSpec] = {}
     models: list[tuple[str, AscendModelSpec]] = []
-    for document in documents(path):
+    for document in documents(*paths):
         if document["kind"] == "InferencePool":
             assert document["apiVersion"] == API_VERSION
             assert set(document["spec"]) <= fields(InferencePoolSpec), "an unknown field would be dropped silently"
@@ -43,7 +46,9 @@ def test_an_example_parses_and_its_parts_fit_together(path: Path) -> None:
             assert set(document["spec"]) <= fields(AscendModelSpec), "an unknown field would be dropped silently"
             models.append((document["metadata"]["name"], AscendModelSpec.model_validate(document["spec"])))
         else:
-            assert document["kind"] == "Namespace", f"{path.name} has a {document['kind']}: examples are pools, models and namespaces"
+            assert document["kind"] == "Namespace", (
+                f"{paths[0].parent.name} has a {document['kind']}: examples are pools, models and namespaces"
+            )
     assert pools
     assert models
     for name, model in models:
