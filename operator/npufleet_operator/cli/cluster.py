@@ -81,7 +81,8 @@ def default_namespace(access: Access) -> str:
 
 async def read_fleet(client: KubeClient, namespace: str = "") -> Fleet:
     """All pools, and the models of one namespace or of all. Raises ApiError."""
-    (pools, _), (models, _) = await asyncio.gather(client.list(POOL), client.list(MODEL, namespace))
+    pools, _ = await client.list(POOL)
+    models, _ = await client.list(MODEL, namespace)
     return Fleet(
         tuple(sorted((pool_view(raw) for raw in pools), key=lambda p: p.name)),
         tuple(sorted((model_view(raw) for raw in models), key=lambda m: m.key)),
