@@ -110,6 +110,7 @@ class Reason(StrEnum):
     # Decisions
     ADVISORY = "Advisory"
     STEADY = "Steady"
+    PINNED = "Pinned"
     ATTAINMENT_LOW = "AttainmentLow"
     PREDICTED_MISS = "PredictedMiss"
     FORECAST_DEMAND = "ForecastDemand"
@@ -130,6 +131,7 @@ class Reason(StrEnum):
     ROLLOUT_REPLACE = "RolloutReplace"
     CLAMPED_BY_CAPACITY = "ClampedByCapacity"
     CLAMPED_BY_CEILING = "ClampedByCeiling"
+    CLAMPED_BY_MAXIMUM = "ClampedByMaximum"
     DRAIN_STARTED = "DrainStarted"
     DRAIN_COMPLETED = "DrainCompleted"
     DRAIN_DEADLINE = "DrainDeadlineReached"

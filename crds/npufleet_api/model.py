@@ -403,7 +403,7 @@ class AscendModelStatus(ApiModel):
     served_name: Annotated[str, StringConstraints(max_length=253)] = ""
     slo: MeasuredSlo | None = None
     engine: ResolvedEngine | None = None
-    scaling: ScalingStatus | None = Field(default=None, description="Unset while spec.replicas pins the number.")
+    scaling: ScalingStatus | None = None
     last_decision: Decision | None = None
     last_scaled_time: Timestamp | None = None
     conditions: ConditionList = Field(default=[], max_length=16, json_schema_extra=list_map("type"))

@@ -66,7 +66,6 @@ MISTAKES = {
     ),
     "vllm": Mistake({"runtime": {"name": "VLLMAscend"}}, "Accepted", "NotImplemented", ("spec.runtime.name", "set it to Native")),
     "pipeline": Mistake({"parallelism": {"pipeline": 2}}, "Accepted", "NotImplemented", ("spec.parallelism.pipeline", "set it to 1")),
-    "zero": Mistake({"scaling": {"minReplicas": 0}}, "Accepted", "NotImplemented", ("spec.scaling.minReplicas", "set it to 1 or more")),
     "no-memory": Mistake(
         {**_on_volume("good"), "resources": {"memory": "900Ti"}}, "Available", "Unschedulable", ("Insufficient memory", "0/1 nodes")
     ),

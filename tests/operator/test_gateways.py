@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from dataclasses import replace
 
 import aiohttp
@@ -10,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from npufleet_api.report import DataState, GatewayReport, ModelTraffic, Outcomes
-from npufleet_operator.core.measured import measured_slo, round_figure
+from npufleet_operator.core.measured import Measured, measured_slo, round_figure
 from npufleet_operator.core.observed import PodView, TrafficView
 from npufleet_operator.shell import gateways
 from npufleet_operator.shell.gateways import STALE_SECONDS, GatewayPoller
@@ -18,6 +19,7 @@ from support.fleet import START, model_spec
 
 GATEWAY = PodView("sys", "g", "g1", START, {}, "", "", "n", "Running", {}, ip="127.0.0.1")
 REPORT = GatewayReport(gateway="g", pool="prod", time_unix=1, view_age_seconds=0)
+NOW = datetime.fromtimestamp(1, UTC)
 
 
 class Gateway:
@@ -98,15 +100,15 @@ def test_counts_add_up_and_the_worst_percentile_is_shown() -> None:
     one = traffic(outcomes=Outcomes(ok=90, server_error=10), judged=100, attained=90, ttft_p95_ms=123.4)
     two = traffic(outcomes=Outcomes(ok=100), judged=100, attained=100, ttft_p95_ms=456.7)
     view = TrafficView(DataState.FRESH, tuple(REPORT.model_copy(update={"models": [t]}) for t in (one, two)))
-    slo = measured_slo(view, ("team", "tiny"), spec)
+    slo = measured_slo(Measured(view, NOW), ("team", "tiny"), spec)
     assert (slo.data, slo.requests, slo.errors, slo.attainment_percent) == ("Fresh", 200, 10, 95)
     assert (slo.ttft_p95_milliseconds, slo.ttft_target_milliseconds) == (460, 500)
 
 
 def test_no_request_is_a_measurement_and_no_gateway_is_none() -> None:
     quiet = TrafficView(DataState.FRESH, (REPORT.model_copy(update={"models": [traffic()]}),))
-    assert measured_slo(quiet, ("team", "tiny"), model_spec()).data == "Zero"
-    assert measured_slo(TrafficView(), ("team", "tiny"), model_spec()).data == "NoData"
+    assert measured_slo(Measured(quiet, NOW), ("team", "tiny"), model_spec()).data == "Zero"
+    assert measured_slo(Measured(TrafficView(), NOW), ("team", "tiny"), model_spec()).data == "NoData"
 
 
 @pytest.mark.parametrize(("value", "rounded"), [(0, 0), (7, 7), (12.4, 12), (123, 120), (1999, 2000), (0.4, 0)])

@@ -13,7 +13,6 @@ from typing import Any
 from npufleet_api.contract import EngineState
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
-from npufleet_api.report import DataState
 from npufleet_operator.core.actions import Plan, object_id
 from npufleet_operator.core.observed import (
     EngineProbe,
@@ -24,6 +23,7 @@ from npufleet_operator.core.observed import (
     OperatorConfig,
     PodView,
     PoolView,
+    RivalPool,
     TrafficView,
 )
 from npufleet_operator.core.plan import make_plan
@@ -49,7 +49,7 @@ def pool_spec(**changes: Any) -> InferencePoolSpec:
     return InferencePoolSpec.model_validate({**raw, **changes})
 
 
-def model_spec(workload_class: str = "chat", replicas: int = 1, **changes: Any) -> AscendModelSpec:
+def model_spec(workload_class: str = "chat", replicas: int | None = 1, **changes: Any) -> AscendModelSpec:
     """A model on a volume."""
     raw: dict[str, Any] = {
         "poolRef": {"name": "prod"},
@@ -85,6 +85,8 @@ class Fleet:
     busy: set[str] = field(default_factory=set)
     """UIDs of replicas whose requests do not end."""
     created: int = 0
+    traffic: TrafficView = field(default_factory=TrafficView)
+    rivals: tuple[RivalPool, ...] = ()
 
     def add_model(self, name: str, spec: AscendModelSpec, namespace: str = "team") -> None:
         """Apply an AscendModel, or change it."""
@@ -119,9 +121,10 @@ class Fleet:
             nodes=tuple(self.nodes.values()),
             namespaces=self.namespaces,
             probes=dict(self.probes),
-            traffic=TrafficView(DataState.NO_DATA),
+            traffic=self.traffic,
             gateway=GatewayView(exists=True, ready_replicas=1),
             config=self.config,
+            rivals=self.rivals,
         )
 
     def plan(self) -> Plan:
@@ -178,7 +181,7 @@ class Fleet:
             if not pod.node:
                 self.pods[uid] = replace(pod, node=self._place(pod))
             elif self.auto_ready and not pod.engine_ready and pod.drain_started is None and not pod.finished:
-                self.pods[uid] = replace(pod, engine_ready=True, engine_started=True, phase="Running")
+                self.pods[uid] = replace(pod, engine_ready=True, engine_started=True, phase="Running", ready_since=self.now)
 
     def charged(self, workload_class: str | None = None) -> int:
         """NPUs that pods hold, of one class or of all."""

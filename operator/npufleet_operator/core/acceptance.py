@@ -97,15 +97,6 @@ def _source_implemented(a: Application) -> Refusal | None:
     )
 
 
-def _zero_implemented(a: Application) -> Refusal | None:
-    if a.spec.scaling.min_replicas > 0 or a.spec.replicas is not None:
-        return None
-    return Refusal(
-        Reason.NOT_IMPLEMENTED,
-        "spec.scaling.minReplicas: 0 (scale to zero) is not implemented yet; set it to 1 or more, or pin spec.replicas",
-    )
-
-
 def _disk_cache_behind_memory(a: Application) -> Refusal | None:
     # The CRD's rule says it first; settings that the engine would refuse must not reach it from an older CRD either.
     engine = a.spec.engine
@@ -143,7 +134,6 @@ CHECKS: tuple[Check, ...] = (
     _runtime_implemented,
     _parallelism_implemented,
     _source_implemented,
-    _zero_implemented,
     _disk_cache_behind_memory,
     _int8_heads_are_named,
     _engine_image,
@@ -179,10 +169,6 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
 def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
     """Fields that are set and that this release stores, but does not act on."""
     fields = []
-    if spec.slo is not None:
-        fields.append("slo (measured and shown, not scaled on)")
-    if spec.replicas is None and spec.scaling.max_replicas is not None and spec.scaling.max_replicas > spec.scaling.min_replicas:
-        fields.append("scaling.maxReplicas (elastic scaling; minReplicas are kept)")
     if spec.model.revision is not None:
         fields.append("model.revision (a volume has no revisions)")
     if spec.model.secret_ref is not None:
@@ -193,11 +179,6 @@ def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
 def pool_fields_without_effect(spec: InferencePoolSpec) -> list[str]:
     """Fields of a pool that this release stores, but does not act on, where they are not at their default."""
     fields = []
-    if any(c.min_percent > 0 for c in spec.classes):
-        fields.append("classes[].minPercent (served first when NPUs are handed out; nothing is taken back for it)")
-    for name, value in (("cooldown_seconds", "cooldownSeconds"), ("reclaim", "reclaim")):
-        if getattr(spec.rebalancing, name) != type(spec.rebalancing).model_fields[name].default:
-            fields.append(f"rebalancing.{value} (elastic scaling)")
     if spec.pod_template.allowed_images:
         fields.append("podTemplate.allowedImages (runtime VLLMAscend)")
     return fields

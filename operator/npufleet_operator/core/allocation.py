@@ -1,4 +1,8 @@
-"""Who gets free NPUs: guarantees first, then by priority up to each class's ceiling, one replica of each model in turn."""
+"""`DynamicResourceAllocator`: who gets NPUs, and from whom they are taken back.
+
+Guarantees first. What they need and is not free is claimed: from what leaves already, otherwise from borrowers. Only what neither
+guarantees nor claims need is lent, by priority, up to each class's ceiling. Pure, and independent of the order of its inputs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from npufleet_operator.core.capacity import Room
-from npufleet_operator.core.observed import ModelKey
+from npufleet_api.pool import Reclaim
+from npufleet_operator.core.observed import ModelKey, PodView
+from npufleet_operator.core.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +22,10 @@ class ClassAccount:
     name: str
     priority: int
     guarantee: int
+    """What it is guaranteed now: less than `nominal_guarantee` where failures leave too few NPUs for all."""
     ceiling: int
     charged: int
+    nominal_guarantee: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,19 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """A replica that stays, as a possible victim."""
+
+    model: ModelKey
+    pod: PodView
+    workload_class: str
+    npus: int
+    node: str
+    load: int
+    """Requests in flight."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """Replicas that a model may start now, and why not more."""
 
@@ -47,46 +67,203 @@ class Grant:
     by_room: bool = False
 
 
-def allocate(wants: Sequence[Want], accounts: Mapping[str, ClassAccount], room: Room) -> dict[ModelKey, Grant]:
-    """Grants by model. The result does not depend on the order of `wants`. Surges come last: they only speed a rollout up."""
-    charged = {name: account.charged for name, account in accounts.items()}
-    granted: dict[ModelKey, list[int]] = {want.model: [0, 0] for want in wants}
-    by_ceiling: set[ModelKey] = set()
-    by_room: set[ModelKey] = set()
-    has_room: set[ModelKey] = set()
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A borrower's replica that is taken back, and for whom."""
 
-    def give(want: Want, limit: int, part: int) -> bool:
-        if charged[want.workload_class] + want.npus > limit:
+    holding: Holding
+    claimant: ModelKey
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one plan hands out, takes back, and still owes to guarantees."""
+
+    grants: Mapping[ModelKey, Grant]
+    victims: tuple[Victim, ...] = ()
+    waiting: frozenset[ModelKey] = frozenset()
+    """Claimants whose NPUs are on their way: they leave others by this plan or an earlier one."""
+    fragmented: frozenset[ModelKey] = frozenset()
+    """Claimants for which enough is free or borrowed in sum, but not on one node."""
+    denied: frozenset[ModelKey] = frozenset()
+    """Claimants for which nothing may be taken back."""
+
+    @property
+    def claims(self) -> frozenset[ModelKey]:
+        """Models that have not yet what their class is guaranteed."""
+        return self.waiting | self.fragmented | self.denied
+
+
+class DynamicResourceAllocator:
+    """One plan's allocation."""
+
+    def __init__(
+        self, accounts: Mapping[str, ClassAccount], room: Room, holdings: Sequence[Holding] = (), reclaim: Reclaim = Reclaim.BORROWED_ONLY
+    ) -> None:
+        self._accounts = accounts
+        self._room = room
+        self._reclaim = reclaim
+        self._charged = {name: account.charged for name, account in accounts.items()}
+        self._candidates = _candidates(accounts, holdings) if reclaim is Reclaim.BORROWED_ONLY else []
+        self._granted: dict[ModelKey, list[int]] = {}
+        self._by_ceiling: set[ModelKey] = set()
+        self._by_room: set[ModelKey] = set()
+        self._has_room: set[ModelKey] = set()
+        self._waiting: set[ModelKey] = set()
+        self._fragmented: set[ModelKey] = set()
+        self._denied: set[ModelKey] = set()
+        self._victims: list[Victim] = []
+        self._hopeless: int | None = None
+        """The smallest claim that could not be met: no larger one is tried."""
+
+    def allocate(self, wants: Sequence[Want]) -> Allocation:
+        """Grants and victims. Surges come last: they only speed a rollout up."""
+        self._granted = {want.model: [0, 0] for want in wants}
+        turns = self._turns(wants)
+        for want in turns:
+            self._give_within_guarantee(want)
+        for want in turns:
+            self._claim(want)
+        self._by_room.clear()
+        for want in turns:
+            self._lend(want)
+        for want in sorted(wants, key=lambda w: (-self._accounts[w.workload_class].priority, w.created, w.model)):
+            for _ in range(want.surge):
+                if not self._give(want, self._accounts[want.workload_class].ceiling, 1) and self._room.fits(want.npus):
+                    self._has_room.add(want.model)
+        return Allocation(
+            grants={want.model: self._grant(want) for want in wants},
+            victims=tuple(self._victims),
+            waiting=frozenset(self._waiting),
+            fragmented=frozenset(self._fragmented),
+            denied=frozenset(self._denied),
+        )
+
+    def _turns(self, wants: Sequence[Want]) -> list[Want]:
+        """One entry per missing replica: classes by priority, within one a replica of each model in turn."""
+        members: dict[str, list[Want]] = {}
+        for want in wants:
+            members.setdefault(want.workload_class, []).append(want)
+        turns: list[Want] = []
+        for name in sorted(members, key=lambda n: (-self._accounts[n].priority, n)):
+            ranked = sorted(((w.held + i, w.created, w.model, w) for w in members[name] for i in range(w.missing)), key=lambda t: t[:3])
+            turns += [want for _, _, _, want in ranked]
+        return turns
+
+    def _give(self, want: Want, limit: int, part: int) -> bool:
+        if self._charged[want.workload_class] + want.npus > limit:
             return False
-        if not room.take(want.npus):
-            by_room.add(want.model)
+        if not self._room.take(want.npus):
+            self._by_room.add(want.model)
             return False
-        charged[want.workload_class] += want.npus
-        granted[want.model][part] += 1
+        self._charged[want.workload_class] += want.npus
+        self._granted[want.model][part] += 1
         return True
 
-    for within_guarantee in (True, False):
-        for name in sorted(accounts, key=lambda n: (-accounts[n].priority, n)):
-            account = accounts[name]
-            limit = min(account.guarantee, account.ceiling) if within_guarantee else account.ceiling
-            members = [want for want in wants if want.workload_class == name]
-            turns = sorted((want.held + i, want.created, want.model, want) for want in members for i in range(want.missing))
-            for _, _, _, want in turns:
-                if granted[want.model][0] >= want.missing or want.model in by_room or give(want, limit, 0):
-                    continue
-                if not within_guarantee and want.model not in by_room:
-                    by_ceiling.add(want.model)
-    for want in sorted(wants, key=lambda w: (-accounts[w.workload_class].priority, w.created, w.model)):
-        for _ in range(want.surge):
-            if not give(want, accounts[want.workload_class].ceiling, 1) and room.fits(want.npus):
-                has_room.add(want.model)
-    return {
-        want.model: Grant(
-            missing=granted[want.model][0],
-            surge=granted[want.model][1],
-            surge_has_room=want.model in has_room,
-            by_ceiling=want.model in by_ceiling,
-            by_room=want.model in by_room and granted[want.model][0] < want.missing,
+    def _guarantee(self, want: Want) -> int:
+        account = self._accounts[want.workload_class]
+        return min(account.guarantee, account.ceiling)
+
+    def _give_within_guarantee(self, want: Want) -> None:
+        if want.model not in self._by_room:
+            self._give(want, self._guarantee(want), 0)
+
+    def _claim(self, want: Want) -> None:
+        """One replica of the model, if its class has not what it is guaranteed: one move in flight per claimant."""
+        outstanding = want.missing - self._granted[want.model][0]
+        if outstanding <= 0 or want.model in self._waiting | self._fragmented | self._denied:
+            return
+        if self._charged[want.workload_class] + want.npus > self._guarantee(want):
+            return
+        if self._room.claim(want.npus):
+            self._waiting.add(want.model)
+        elif self._reclaim is not Reclaim.BORROWED_ONLY:
+            self._denied.add(want.model)
+            return
+        elif victims := self._choose(want.npus):
+            for holding in victims:
+                self._room.expect(holding.node, holding.npus)
+                self._victims.append(Victim(holding, want.model))
+            taken = {holding.pod.uid for holding in victims}
+            self._candidates = [holding for holding in self._candidates if holding.pod.uid not in taken]
+            self._room.claim(want.npus)
+            self._waiting.add(want.model)
+        else:
+            borrowed = sum(holding.npus for holding in self._candidates)
+            (self._fragmented if self._room.in_sum() + borrowed >= want.npus else self._denied).add(want.model)
+            return
+        self._charged[want.workload_class] += want.npus
+
+    def _choose(self, npus: int) -> list[Holding]:
+        """The fewest borrowers, in order, whose NPUs make room on one node; none if they cannot."""
+        if self._hopeless is not None and npus >= self._hopeless:
+            return []
+        chosen: list[Holding] = []
+        on_node: dict[str, int] = {}
+        places: set[str] = set()
+        freed = 0
+        for holding in self._candidates:
+            chosen.append(holding)
+            freed += holding.npus
+            on_node[holding.node] = on_node.get(holding.node, 0) + holding.npus
+            if self._room.node_would_fit(npus, holding.node, on_node[holding.node]):
+                places.add(holding.node)
+            if places and self._room.pool_would_fit(npus, freed):
+                return self._needed(npus, min(places), chosen)
+        self._hopeless = npus
+        return []
+
+    def _needed(self, npus: int, place: str, chosen: Sequence[Holding]) -> list[Holding]:
+        """Without those that turned out unneeded, tried in reverse order."""
+        needed = list(chosen)
+        for holding in reversed(chosen):
+            rest = [h for h in needed if h is not holding]
+            there = sum(h.npus for h in rest if h.node == place)
+            if self._room.node_would_fit(npus, place, there) and self._room.pool_would_fit(npus, sum(h.npus for h in rest)):
+                needed = rest
+        return needed
+
+    def _lend(self, want: Want) -> None:
+        if self._granted[want.model][0] >= want.missing or want.model in self._by_room:
+            return
+        if not self._give(want, self._accounts[want.workload_class].ceiling, 0) and want.model not in self._by_room:
+            self._by_ceiling.add(want.model)
+
+    def _grant(self, want: Want) -> Grant:
+        missing, surge = self._granted[want.model]
+        return Grant(
+            missing=missing,
+            surge=surge,
+            surge_has_room=want.model in self._has_room,
+            by_ceiling=want.model in self._by_ceiling,
+            by_room=want.model in self._by_room and missing < want.missing,
         )
-        for want in wants
-    }
+
+
+def _candidates(accounts: Mapping[str, ClassAccount], holdings: Sequence[Holding]) -> list[Holding]:
+    """What may be taken back, in order: of classes above their guarantee only, lowest priority, least loaded, newest.
+
+    Protected are the replicas that fit into the class's guarantee, large ones first so that most of it is used, then the busiest and
+    oldest: what a class uses of its guarantee is never taken.
+    """
+    members: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        members.setdefault(holding.workload_class, []).append(holding)
+    candidates: list[Holding] = []
+    for name, group in members.items():
+        left = accounts[name].guarantee
+        for holding in sorted(group, key=lambda h: (-h.npus, *_keep_order(h))):
+            if holding.npus <= left:
+                left -= holding.npus
+            else:
+                candidates.append(holding)
+    rank = {name: index for index, name in enumerate(sorted(accounts, key=lambda n: (-accounts[n].priority, n)))}
+    return sorted(candidates, key=lambda h: (-rank[h.workload_class], *_victim_order(h)))
+
+
+def _victim_order(h: Holding) -> tuple[bool, int, float, str, str]:
+    return (h.pod.engine_ready, h.load, -h.pod.created.timestamp(), h.pod.namespace, h.pod.name)
+
+
+def _keep_order(h: Holding) -> tuple[bool, int, float, str, str]:
+    return (not h.pod.engine_ready, -h.load, h.pod.created.timestamp(), h.pod.namespace, h.pod.name)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import REVISION_LABEL
 from npufleet_api.model import AscendModelSpec
-from npufleet_api.pool import InferencePoolSpec
 from npufleet_operator.core.acceptance import Refusal
 from npufleet_operator.core.actions import Choice, CreatePod, Manifest, ObjectId
-from npufleet_operator.core.allocation import ClassAccount, Grant
+from npufleet_operator.core.allocation import ClassAccount, Grant, Victim
+from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.capacity import Capacity
+from npufleet_operator.core.designs import Design
 from npufleet_operator.core.naming import pod_name, settings_child
-from npufleet_operator.core.objects.config_map import build_engine_settings, build_monitor_settings
 from npufleet_operator.core.objects.disruption_budget import build_disruption_budget
-from npufleet_operator.core.objects.network_policy import build_network_policy
-from npufleet_operator.core.objects.pod import Blueprint, build_pod
-from npufleet_operator.core.objects.service import build_service
-from npufleet_operator.core.observed import ModelView, OperatorConfig
-from npufleet_operator.core.replicas import Situation, Steps, replace_in_place, steps, wind_down
+from npufleet_operator.core.objects.pod import build_pod
+from npufleet_operator.core.observed import ModelView
+from npufleet_operator.core.replicas import Situation, Steps, replace_in_place, retire, spare, steps, wind_down
+
+HOLDS = frozenset(
+    {
+        Reason.HOLD_PENDING,
+        Reason.HOLD_NO_DATA,
+        Reason.HOLD_COOLDOWN,
+        Reason.SCALE_DOWN_UNSAFE,
+        Reason.SLO_UNATTAINABLE,
+        Reason.CLAMPED_BY_MAXIMUM,
+    }
+)
+"""Reasons for which nothing is moved; published when they begin, not while they last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,62 +41,101 @@ class ModelPlan:
     spec: AscendModelSpec | None
     situation: Situation
     steps: Steps
+    target: Target
     refusal: Refusal | None = None
-    design: Blueprint | None = None
+    design: Design | None = None
     objects: tuple[Manifest, ...] = ()
     keep: tuple[ObjectId, ...] = ()
     creates: tuple[CreatePod, ...] = ()
     choices: tuple[Choice, ...] = ()
     waits_for_spare: bool = False
+    short: Refusal | None = None
+    """Why fewer replicas run than are wanted, where NPUs are the reason."""
+
+    @property
+    def desired(self) -> int:
+        """Replicas that the pool grants the model."""
+        return self.situation.desired
 
 
-def propose(
-    model: ModelView,
-    situation: Situation,
-    design: Blueprint | None,
-    refusal: Refusal | None,
-    pool: InferencePoolSpec,
-    config: OperatorConfig,
-) -> ModelPlan:
+def propose(model: ModelView, situation: Situation, target: Target, design: Design | None, refusal: Refusal | None) -> ModelPlan:
     """What the model needs, before NPUs are handed out. A refused model keeps what runs; drains that have begun go on."""
     if design is None or refusal is not None:
         wound = wind_down(situation)
-        return ModelPlan(model, model.spec, situation, wound, refusal, choices=tuple(_retirements(model, situation, wound)))
-    objects: list[Manifest] = [
-        build_engine_settings(model, design),
-        build_monitor_settings(model, pool),
-        build_service(model),
-        build_network_policy(model, config.namespace),
-    ]
-    if situation.desired > 0:
-        objects.append(build_disruption_budget(model, situation.desired))
+        return ModelPlan(model, model.spec, situation, wound, target, refusal, choices=tuple(_retirements(model, situation, wound)))
     r = situation.replicas
     revisions = {pod.labels.get(REVISION_LABEL, "") for pod in (*r.live, *r.draining, *r.terminating)}
     keep = tuple(("ConfigMap", model.namespace, settings_child(model.name, revision)) for revision in sorted(revisions))
-    return ModelPlan(model, model.spec, situation, steps(situation), None, design, tuple(objects), keep)
+    return ModelPlan(model, model.spec, situation, steps(situation), target, None, design, design.objects, keep)
 
 
-def decide(proposal: ModelPlan, grant: Grant, short: Refusal | None, taken: set[tuple[str, str]], load: Mapping[str, int]) -> ModelPlan:
-    """The proposal with its granted replicas. `taken` holds namespace and name of every pod, and grows by the new ones."""
-    if proposal.design is None:
+def decide(
+    proposal: ModelPlan, grant: Grant, short: Refusal | None, victims: Sequence[Victim], taken: set[tuple[str, str]], *, unclaimed: bool
+) -> ModelPlan:
+    """The proposal with its granted replicas and without its `victims`. `taken` holds namespace and name of every pod, and grows by the
+    new ones. `unclaimed`: no guarantee waits, so that what was reclaimed and still drains may stay."""
+    design = proposal.design
+    if design is None:
         return proposal
     todo = proposal.steps
+    spared = spare(proposal.situation, todo.missing - grant.missing) if unclaimed else ()
+    running = len(proposal.situation.replicas.live) + len(todo.cancels) + len(spared) + grant.missing
+    situation = replace(proposal.situation, desired=proposal.target.granted(running, len(victims)))
+    proposal = replace(proposal, situation=situation)
     waits = False
-    if todo.surge and not grant.surge:
-        swap = replace_in_place(proposal.situation, room_elsewhere=grant.surge_has_room)
+    if victims:
+        gone = retire(situation, [victim.holding.pod for victim in victims], Reason.RECLAIMED_FOR_GUARANTEE)
+        todo = replace(todo, drains=todo.drains + gone.drains, deletes=todo.deletes + gone.deletes)
+    elif todo.surge and not grant.surge:
+        swap = replace_in_place(situation, room_elsewhere=grant.surge_has_room)
         waits = not (swap.drains or swap.deletes)
         todo = replace(todo, drains=todo.drains + swap.drains, deletes=todo.deletes + swap.deletes)
+    if spared:
+        todo = without_steps_for(todo, {cancel.pod.uid for cancel in spared})
+        todo = replace(todo, cancels=todo.cancels + spared)
     creates = []
-    choices = list(_retirements(proposal.model, proposal.situation, todo))
+    choices = [*_move(proposal), *_retirements(proposal.model, situation, todo, victims)]
     for index in range(grant.missing + grant.surge):
-        manifest = build_pod(proposal.model, proposal.design, _free_slot(proposal, taken))
+        manifest = build_pod(proposal.model, design.blueprint, _free_slot(proposal, taken))
         creates.append(CreatePod(proposal.model.key, manifest))
         reason = Reason.SCALED_UP if index < grant.missing else Reason.ROLLOUT_SURGE
         choices.append(Choice(proposal.model.key, reason, _created(proposal, manifest, index)))
-    if short:
+    if short and not spared:
         reason = Reason.CLAMPED_BY_CAPACITY if short.reason in (Reason.NO_CAPACITY, Reason.NO_NODES) else Reason.CLAMPED_BY_CEILING
         choices.append(Choice(proposal.model.key, reason, short.message))
-    return replace(proposal, steps=todo, creates=tuple(creates), choices=tuple(choices), waits_for_spare=waits)
+    objects = proposal.objects
+    if situation.desired > 0:
+        objects = (*objects, build_disruption_budget(proposal.model, situation.desired))
+    return replace(
+        proposal,
+        steps=todo,
+        objects=objects,
+        creates=tuple(creates),
+        choices=tuple(choices),
+        waits_for_spare=waits,
+        short=short if not spared else None,
+    )
+
+
+def without_steps_for(todo: Steps, uids: set[str]) -> Steps:
+    """Without the drains and deletions of some pods."""
+    return replace(
+        todo,
+        drains=tuple(d for d in todo.drains if d.pod.uid not in uids),
+        deletes=tuple(d for d in todo.deletes if d.pod.uid not in uids),
+    )
+
+
+def _move(proposal: ModelPlan) -> list[Choice]:
+    """What elastic scaling decided, where it moves something, or where it begins to hold something back."""
+    target, before = proposal.target, proposal.model.status.scaling
+    if not target.elastic:
+        return []
+    if proposal.desired != target.base and target.wanted != target.base:
+        return [Choice(proposal.model.key, target.reason, f"{target.base} → {proposal.desired} replicas: {target.message}")]
+    if target.reason in HOLDS and (before is None or before.reason != target.reason):
+        return [Choice(proposal.model.key, target.reason, target.message)]
+    return []
 
 
 def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Capacity) -> Refusal | None:
@@ -94,7 +143,7 @@ def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Cap
     if proposal.spec is None or grant.missing >= proposal.steps.missing:
         return None
     npus = proposal.spec.parallelism.npus
-    wanted = f"{proposal.situation.desired} replicas of {npus} NPU(s) are wanted"
+    wanted = f"{proposal.target.wanted} replicas of {npus} NPU(s) are wanted"
     if room.nominal == 0:
         return Refusal(Reason.NO_NODES, f"{wanted}, but the pool has no NPUs: see its conditions")
     if npus > room.largest_node:
@@ -132,17 +181,21 @@ def _free_slot(proposal: ModelPlan, taken: set[tuple[str, str]]) -> int:
 def _created(proposal: ModelPlan, manifest: Manifest, index: int) -> str:
     number = len(proposal.situation.replicas.live) + index + 1
     npus = proposal.spec.parallelism.npus if proposal.spec else 0
-    return f"starts {manifest['metadata']['name']}: replica {number}, {proposal.situation.desired} wanted, {npus} NPU(s)"
+    return f"starts {manifest['metadata']['name']}: replica {number}, {proposal.target.wanted} wanted, {npus} NPU(s)"
 
 
-def _retirements(model: ModelView, s: Situation, todo: Steps) -> list[Choice]:
+def _retirements(model: ModelView, s: Situation, todo: Steps, victims: Sequence[Victim] = ()) -> list[Choice]:
+    claimants = {victim.holding.pod.uid: f" for {'/'.join(victim.claimant)}" for victim in victims}
     choices = [
         Choice(
-            model.key, d.reason, f"drains {d.pod.name}: {s.load.get(d.pod.uid, 0)} requests in flight, {d.deadline_seconds:.0f} s at most"
+            model.key,
+            d.reason,
+            f"drains {d.pod.name}{claimants.get(d.pod.uid, '')}: {s.load.get(d.pod.uid, 0)} requests in flight, "
+            f"{d.deadline_seconds:.0f} s at most",
         )
         for d in todo.drains
         if d.pod.drain_started is None
     ]
     choices += [Choice(model.key, Reason.DRAIN_CANCELLED, f"{c.pod.name} is wanted again") for c in todo.cancels]
-    choices += [Choice(model.key, d.reason, f"deletes {d.pod.name}") for d in todo.deletes]
+    choices += [Choice(model.key, d.reason, f"deletes {d.pod.name}{claimants.get(d.pod.uid, '')}") for d in todo.deletes]
     return choices

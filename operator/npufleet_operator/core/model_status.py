@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from npufleet_api.conditions import ModelCondition, Reason
-from npufleet_api.model import AscendModelSpec, AscendModelStatus, Rollout
+from npufleet_api.model import AscendModelSpec, AscendModelStatus, Rollout, ScalingStatus
 from npufleet_api.pool import Decision
 from npufleet_operator.core.acceptance import Refusal, model_fields_without_effect
-from npufleet_operator.core.conditions import Conditions
+from npufleet_operator.core.autoscale.target import Target
+from npufleet_operator.core.conditions import Conditions, timestamp
 from npufleet_operator.core.engine_settings import resolved
-from npufleet_operator.core.measured import measured_slo
+from npufleet_operator.core.measured import Measured, measured_slo
 from npufleet_operator.core.objects.pod import Blueprint
-from npufleet_operator.core.observed import ModelView, TrafficView
+from npufleet_operator.core.observed import ModelView
 from npufleet_operator.core.replicas import Replicas
 from npufleet_operator.core.trouble import Trouble, worst
 
@@ -35,9 +36,13 @@ class Outcome:
     name_keeper: ModelView | None = None
     create_refused: str = ""
     decision: Decision | None = None
+    scaled: bool = False
+    """Replicas are added or drained by this plan."""
+    target: Target | None = None
+    advisory: bool = False
 
 
-def model_status(o: Outcome, traffic: TrafficView, now: datetime) -> AscendModelStatus:
+def model_status(o: Outcome, measured: Measured, now: datetime) -> AscendModelStatus:
     """The whole status."""
     conditions = Conditions(o.model.status.conditions, o.model.generation, now)
     trouble = worst([pod for pod in o.replicas.live if not pod.engine_ready])
@@ -60,18 +65,23 @@ def model_status(o: Outcome, traffic: TrafficView, now: datetime) -> AscendModel
         revision=o.plan.revision if o.plan else o.model.status.revision,
         endpoint=o.endpoint,
         served_name=o.model.served_name,
-        slo=measured_slo(traffic, o.model.key, spec) if spec else None,
+        slo=measured_slo(measured, o.model.key, spec) if spec else None,
         engine=resolved(o.plan.settings) if o.plan else o.model.status.engine,
         last_decision=o.decision or o.model.status.last_decision,
-        last_scaled_time=_last_scaled(o),
+        scaling=_scaling(o, now),
+        last_scaled_time=o.decision.time if o.decision and o.scaled else o.model.status.last_scaled_time,
         conditions=conditions.result(),
     )
 
 
-def _last_scaled(o: Outcome) -> str | None:
-    if o.decision and o.decision.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN):
-        return o.decision.time
-    return o.model.status.last_scaled_time
+def _scaling(o: Outcome, now: datetime) -> ScalingStatus | None:
+    """With the moves of this plan remembered; advice moves nothing."""
+    target = o.target
+    if target is None:
+        return o.model.status.scaling
+    if not target.elastic or o.advisory or o.desired == target.base:
+        return target.status
+    return target.status.model_copy(update={"last_up_time" if o.desired > target.base else "last_down_time": timestamp(now)})
 
 
 def _accepted(conditions: Conditions, o: Outcome) -> None:
@@ -108,7 +118,11 @@ def _idle_reason(o: Outcome, trouble: Trouble | None) -> tuple[Reason, str]:
     if o.refusal:
         return o.refusal.reason, o.refusal.message
     if o.desired == 0:
-        return Reason.SCALED_TO_ZERO, "spec.replicas is 0; raise it to serve"
+        elastic = o.target is not None and o.target.elastic
+        return (
+            Reason.SCALED_TO_ZERO,
+            "no request came; the next one starts a replica" if elastic else "spec.replicas is 0; raise it to serve",
+        )
     if o.short:
         return o.short.reason, o.short.message
     return Reason.LOADING, "replicas are being created"

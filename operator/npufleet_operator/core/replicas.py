@@ -7,7 +7,7 @@ is replaced first and drained then. Its NPUs stay charged until its pod is gone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from npufleet_api.conditions import Reason
@@ -129,6 +129,20 @@ def wind_down(s: Situation, spared: frozenset[str] = frozenset()) -> Steps:
     return Steps(drains=tuple(drains), deletes=tuple(deletes))
 
 
+def retire(s: Situation, pods: Sequence[PodView], reason: Reason) -> Steps:
+    """These replicas go, for `reason`."""
+    drains: list[DrainPod] = []
+    deletes: list[DeletePod] = []
+    for pod in pods:
+        _retire(s, pod, reason, drains, deletes)
+    return Steps(drains=tuple(drains), deletes=tuple(replace(step, reason=reason) for step in deletes))
+
+
+def spare(s: Situation, short: int) -> tuple[CancelDrain, ...]:
+    """Replicas that still drain for a claim which is no more, up to what the model is `short` of."""
+    return tuple(CancelDrain(pod) for pod in _cancellable(s, Reason.RECLAIMED_FOR_GUARANTEE)[: max(0, short)])
+
+
 def replace_in_place(s: Situation, *, room_elsewhere: bool = False) -> Steps:
     """Without spare NPUs, one outdated replica goes first: never the only one that serves, and one at a time.
 
@@ -212,18 +226,22 @@ def _go_on_draining(s: Situation, pod: PodView) -> DrainPod | DeletePod | None:
 
 
 def _cancels(s: Situation) -> list[CancelDrain]:
-    """Replicas that were drained for scale-down and are wanted again: the busiest first, they hold the warmest cache."""
+    """Replicas that were drained for scale-down and are wanted again."""
     short = s.desired - len(s.replicas.live)
+    return [CancelDrain(pod) for pod in _cancellable(s, Reason.SCALED_DOWN)[: max(0, short)]]
+
+
+def _cancellable(s: Situation, reason: Reason) -> list[PodView]:
+    """Replicas whose drain can be taken back: the busiest first, they hold the warmest cache."""
     candidates = [
         pod
         for pod in s.replicas.draining
-        if pod.drain_reason == Reason.SCALED_DOWN
+        if pod.drain_reason == reason
         and pod.labels.get(REVISION_LABEL) == s.revision
         and not _node_lost(pod, s.nodes)
         and s.probes.get(pod.uid, UNREACHABLE).state in (EngineState.DRAINING, EngineState.IDLE)
     ]
-    candidates.sort(key=lambda pod: (-s.load.get(pod.uid, 0), pod.name))
-    return [CancelDrain(pod) for pod in candidates[: max(0, short)]]
+    return sorted(candidates, key=lambda pod: (-s.load.get(pod.uid, 0), pod.name))
 
 
 def _reason(text: str) -> Reason:

@@ -1,0 +1,1 @@
+"""Elastic scaling: how many replicas a model wants, and why. Pure."""

@@ -1,0 +1,69 @@
+"""What a replica's requests would see at the present load, or at a multiple of it: from its own measurements and its utilisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from npufleet_api.model import Slo
+from npufleet_operator.core.autoscale.signals import ReplicaSignals
+
+MARGIN = 0.8
+"""What is left after a removal must stay below this share of every target and of every resource (NVIDIA Dynamo's planner keeps the
+same margin before it consolidates)."""
+FULL = 0.95
+"""A KV cache in use beyond this makes requests wait for memory."""
+
+
+def predicted_ttft_ms(r: ReplicaSignals, ratio: float = 1.0) -> float:
+    """Time to first token at `ratio` times the present load; 0 where nothing was measured.
+
+    Waiting requests are served in turns of what runs now. More load stretches waiting as in a single queue with utilisation u (M/M/1):
+    by (1 - u) / (1 - u * ratio).
+    """
+    known = r.ttft_p95_ms or 0.0
+    if r.waiting:
+        known = max(known, (r.ttft_p50_ms or r.ttft_p95_ms or 0.0) * (1 + r.waiting / max(1, r.running)))
+    if ratio <= 1 or known == 0:
+        return known
+    use = utilisation(r)
+    return inf if use * ratio >= 1 else known * (1 - use) / (1 - use * ratio)
+
+
+def predicted_tpot_ms(r: ReplicaSignals, ratio: float = 1.0) -> float:
+    """Time per output token at `ratio` times the present load; 0 where nothing was measured. A step's time grows with the batch, at most
+    in proportion: part of it, reading the weights, does not grow at all."""
+    return (r.tpot_p95_ms or 0.0) * max(1.0, ratio)
+
+
+def utilisation(r: ReplicaSignals) -> float:
+    """The share in use of what runs out first, from 0 to 1; 0 where nothing is told."""
+    return min(1.0, max(r.compute or 0.0, r.kv_cache or 0.0))
+
+
+def misses(r: ReplicaSignals, slo: Slo | None, ratio: float = 1.0, margin: float = 1.0) -> bool:
+    """Whether a target would be missed, less a margin. Without targets: whether requests wait, or the KV cache is full."""
+    if slo is None or (slo.ttft_milliseconds is None and slo.tpot_milliseconds is None):
+        return r.waiting > 0 or (r.kv_cache or 0.0) * ratio > FULL * margin
+    if slo.ttft_milliseconds is not None and predicted_ttft_ms(r, ratio) > slo.ttft_milliseconds * margin:
+        return True
+    return slo.tpot_milliseconds is not None and predicted_tpot_ms(r, ratio) > slo.tpot_milliseconds * margin
+
+
+def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, slo: Slo | None) -> str:
+    """Why one replica fewer would be too few, or nothing where the rest can carry the load: load * N / (N - 1) must meet every target
+    and fit KV cache and compute, with margin, on every replica."""
+    if ready <= 1:
+        busy = sum(r.in_flight + r.running + r.waiting for r in replicas)
+        return "" if busy == 0 else "the only replica has requests"
+    ratio = ready / (ready - 1)
+    for r in replicas:
+        for name, share in (("KV cache", r.kv_cache), ("compute", r.compute)):
+            if share is not None and share * ratio > MARGIN:
+                return f"{name} would be at {100 * share * ratio:.0f} % on one replica fewer, above {100 * MARGIN:.0f} %"
+        if misses(r, slo, ratio, MARGIN):
+            return (
+                f"TTFT would be {predicted_ttft_ms(r, ratio):.0f} ms and TPOT {predicted_tpot_ms(r, ratio):.0f} ms "
+                f"with one replica fewer: within {100 * (1 - MARGIN):.0f} % of a target"
+            )
+    return ""

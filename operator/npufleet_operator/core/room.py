@@ -1,0 +1,102 @@
+"""Free NPUs of a pool, handed out during one plan. Best fit, so that large replicas keep whole nodes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+
+from npufleet_operator.core.capacity import Capacity
+
+
+class Room:
+    """What is free now, and what will be free once all that leaves is gone (the prospect). Counts are floored to whole units."""
+
+    def __init__(self, capacity: Capacity, unit: int) -> None:
+        self._unit = unit
+        self._now = _Shelf({node: count - count % unit for node, count in capacity.free.items()})
+        self._headroom = capacity.headroom
+        self._prospect = dict(capacity.prospect)
+        self._prospect_headroom = capacity.prospect_headroom
+        self._later = _Shelf({node: self._whole(node) for node in self._prospect})
+
+    def fits(self, npus: int) -> bool:
+        """Whether one node has `npus` left, and the pool too."""
+        return self._headroom >= npus and self._now.best_fit(npus) is not None
+
+    def take(self, npus: int) -> bool:
+        """Take `npus` from the node where the least is left over; False, and nothing taken, if none has them."""
+        node = self._now.best_fit(npus)
+        if node is None or self._headroom < npus:
+            return False
+        left = self._now.count(node) - npus
+        self._now.put(node, left - left % self._unit)
+        self._headroom -= npus
+        self._move(node, -npus)
+        return True
+
+    def expect(self, node: str, npus: int) -> None:
+        """`npus` of the node leave by this plan; negative: they stay after all."""
+        if node in self._prospect:
+            self._move(node, npus)
+
+    def claim(self, npus: int) -> bool:
+        """Put `npus` of what will be free aside for a claim; what is free now on that node is kept for it too."""
+        node = self._later.best_fit(npus)
+        if node is None or self._prospect_headroom < npus:
+            return False
+        self._move(node, -npus)
+        whole = max(0, self._whole(node))
+        if whole < self._now.count(node):
+            self._now.put(node, whole)
+        self._headroom = min(self._headroom, max(0, self._prospect_headroom))
+        return True
+
+    def node_would_fit(self, npus: int, node: str, freed: int) -> bool:
+        """Whether the node would have `npus` if `freed` left it."""
+        count = self._prospect.get(node)
+        return count is not None and (count + freed) - (count + freed) % self._unit >= npus
+
+    def pool_would_fit(self, npus: int, freed: int) -> bool:
+        """Whether the supply would have `npus` if `freed` left it."""
+        return self._prospect_headroom + freed >= npus
+
+    def in_sum(self) -> int:
+        """NPUs that will be free on all nodes together."""
+        return min(self._prospect_headroom, sum(max(0, count) for count in self._prospect.values()))
+
+    def _whole(self, node: str) -> int:
+        return self._prospect[node] - self._prospect[node] % self._unit
+
+    def _move(self, node: str, npus: int) -> None:
+        self._prospect[node] += npus
+        self._prospect_headroom += npus
+        self._later.put(node, self._whole(node))
+
+
+class _Shelf:
+    """Nodes by count, so that the best fit is found without looking at each."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = dict(counts)
+        self._nodes: dict[int, list[str]] = {}
+        for node, count in sorted(counts.items()):
+            self._nodes.setdefault(count, []).append(node)
+
+    def count(self, node: str) -> int:
+        return self._counts[node]
+
+    def put(self, node: str, count: int) -> None:
+        before = self._counts[node]
+        if before == count:
+            return
+        members = self._nodes[before]
+        del members[bisect_left(members, node)]
+        if not members:
+            del self._nodes[before]
+        self._counts[node] = count
+        insort(self._nodes.setdefault(count, []), node)
+
+    def best_fit(self, npus: int) -> str | None:
+        """The node where the least is left over once it gives `npus`, the first by name among equals."""
+        count = min((c for c in self._nodes if c >= npus), default=None)
+        return None if count is None else self._nodes[count][0]
