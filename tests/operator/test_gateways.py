@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest

@@ -1,0 +1,217 @@
+"""Guarantees between classes: what is taken back, from whom, in which order, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from npufleet_api.conditions import Reason
+from npufleet_api.pool import InferencePoolSpec
+from npufleet_operator.core.actions import Plan
+from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
+
+
+def pool(*classes: tuple[str, int, int, int], **changes: Any) -> InferencePoolSpec:
+    """Classes as name, priority, minPercent and maxPercent."""
+    listed = [{"name": name, "priority": p, "minPercent": low, "maxPercent": high} for name, p, low, high in classes]
+    return pool_spec(classes=listed, **changes)
+
+
+def lent(npus: int = 8, **models: Any) -> Fleet:
+    """A pool where `code` has borrowed everything: chat and document are guaranteed half of it."""
+    fleet = Fleet(
+        nodes={"node-0": node("node-0", npus)},
+        pool=pool(("chat", 3, 25, 100), ("document", 2, 25, 100), ("code", 1, 25, 100)),
+    )
+    fleet.add_model("borrower", model_spec("code", npus, **models))
+    fleet.settle()
+    assert fleet.charged("code") == npus
+    return fleet
+
+
+def reclaimed(plan: Plan) -> list[str]:
+    """Names of pods that a plan takes back."""
+    return [d.pod.name for d in plan.drains if d.reason is Reason.RECLAIMED_FOR_GUARANTEE and d.pod.drain_started is None]
+
+
+def guarantees(fleet: Fleet) -> tuple[str, str, str]:
+    """Status, reason and message of the pool's condition GuaranteesMet."""
+    condition = fleet.pool_status.condition("GuaranteesMet")
+    assert condition is not None
+    return condition.status.value, condition.reason, condition.message
+
+
+def test_a_class_gets_its_guarantee_by_taking_back_what_another_borrowed() -> None:
+    fleet = lent()
+    fleet.add_model("talker", model_spec("chat", 2))
+    plan = fleet.step()
+    assert len(reclaimed(plan)) == 1, "one move in flight per claimant"
+    assert next(c.reason for c in plan.choices if c.model == ("team", "borrower")) == Reason.RECLAIMED_FOR_GUARANTEE
+    assert "team/talker" in plan.choices[0].message
+    assert guarantees(fleet)[:2] == ("False", Reason.GUARANTEE_WAITING)
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (2, 6)
+    assert guarantees(fleet)[0] == "True"
+
+
+def test_beyond_the_guarantee_nothing_is_taken_back() -> None:
+    fleet = lent()
+    fleet.add_model("talker", model_spec("chat", 5))
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (2, 6)
+
+
+def test_a_guarantee_that_is_used_is_never_taken() -> None:
+    fleet = lent()
+    fleet.add_model("talker", model_spec("chat", 8))
+    fleet.add_model("writer", model_spec("document", 8))
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("document"), fleet.charged("code")) == (2, 2, 4)
+
+
+def test_no_second_victim_is_taken_while_the_first_still_drains() -> None:
+    fleet = lent()
+    fleet.busy = {pod.uid for pod in fleet.of("borrower")}
+    fleet.add_model("talker", model_spec("chat", 1))
+    assert len(reclaimed(fleet.step())) == 1
+    for _ in range(DRAIN_SECONDS - 2):
+        assert not reclaimed(fleet.step())
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (1, 7)
+
+
+def test_an_operator_that_restarts_in_mid_reclaim_ends_in_the_same_state() -> None:
+    fleet = lent()
+    fleet.busy = {pod.uid for pod in fleet.of("borrower")}
+    fleet.add_model("talker", model_spec("chat", 1))
+    fleet.step()
+    for key, model in fleet.models.items():
+        fleet.models[key] = replace(model, status=type(model.status)())
+    fleet.pool_status = type(fleet.pool_status)()
+    assert not reclaimed(fleet.step()), "the drain that has begun is known by its pod"
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (1, 7)
+
+
+def test_nothing_is_taken_back_where_the_pool_forbids_it() -> None:
+    fleet = lent()
+    fleet.pool = pool(("chat", 3, 25, 100), ("code", 1, 25, 100), rebalancing={"drainSeconds": DRAIN_SECONDS, "reclaim": "Never"})
+    fleet.add_model("talker", model_spec("chat", 1))
+    assert is_quiet(fleet.step())
+    assert guarantees(fleet)[:2] == ("False", Reason.GUARANTEE_WAITING)
+    assert "reclaim" in guarantees(fleet)[2]
+
+
+def test_victims_are_borrowers_of_the_lowest_priority_then_the_least_loaded_then_the_newest() -> None:
+    fleet = Fleet(pool=pool(("chat", 3, 25, 100), ("document", 2, 25, 100), ("code", 1, 25, 100)))
+    fleet.add_model("writer", model_spec("document", 4))
+    fleet.add_model("coder", model_spec("code", 4))
+    fleet.settle()
+    fleet.add_model("talker", model_spec("chat", 2))
+    newest = fleet.of("coder")[1]
+    fleet.pods[newest.uid] = replace(newest, created=fleet.now)
+    assert reclaimed(fleet.step()) == [newest.name]
+    fleet.settle()
+    assert {name: fleet.charged(name) for name in ("chat", "document", "code")} == {"chat": 2, "document": 4, "code": 2}
+
+
+def test_nothing_is_taken_back_when_the_claimant_would_still_not_fit_on_a_node() -> None:
+    fleet = Fleet(
+        nodes={f"node-{i}": node(f"node-{i}", 3) for i in range(4)},
+        pool=pool(("chat", 3, 50, 100), ("code", 1, 0, 100)),
+    )
+    fleet.add_model("borrower", model_spec("code", 12))
+    fleet.settle()
+    fleet.add_model("large", model_spec("chat", 1, parallelism={"tensor": 4}))
+    assert is_quiet(fleet.step())
+    assert guarantees(fleet)[:2] == ("False", Reason.GUARANTEE_FRAGMENTED)
+    assert fleet.condition("large", "CapacityAvailable")[1] == Reason.NO_CAPACITY
+
+
+def test_only_as_many_victims_go_as_the_claimant_needs_on_one_node() -> None:
+    fleet = Fleet(
+        nodes={"node-0": node("node-0", 4), "node-1": node("node-1", 4)},
+        pool=pool(("chat", 3, 50, 100), ("code", 1, 0, 100)),
+    )
+    fleet.add_model("borrower", model_spec("code", 8))
+    fleet.settle()
+    fleet.add_model("pair", model_spec("chat", 1, parallelism={"tensor": 2}))
+    plan = fleet.step()
+    victims = [d.pod for d in plan.drains]
+    assert len(victims) == 2
+    assert len({pod.node for pod in victims}) == 1
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (2, 6)
+
+
+def test_what_frees_up_for_a_claimant_is_not_lent_on() -> None:
+    fleet = lent(4)
+    fleet.busy = {fleet.of("borrower")[0].uid}
+    fleet.add_model("pair", model_spec("chat", 1, parallelism={"tensor": 1}))
+    fleet.add_model("eager", model_spec("code", 4))
+    fleet.settle()
+    assert fleet.charged("chat") == 1
+
+
+def test_borrower_and_lender_do_not_evict_each_other_in_turn() -> None:
+    fleet = lent()
+    fleet.add_model("talker", model_spec("chat", 8))
+    fleet.settle()
+    for _ in range(30):
+        assert is_quiet(fleet.step())
+
+
+def test_a_reclaim_that_nobody_claims_any_more_is_taken_back() -> None:
+    fleet = lent()
+    fleet.busy = {pod.uid for pod in fleet.of("borrower")}
+    fleet.add_model("talker", model_spec("chat", 1))
+    fleet.step()
+    del fleet.models[("team", "talker")]
+    plan = fleet.step()
+    assert [c.pod.name for c in plan.cancels]
+    assert [c.reason for c in plan.choices] == [Reason.DRAIN_CANCELLED]
+    fleet.settle()
+    assert fleet.charged("code") == 8
+
+
+def test_guarantees_shrink_by_priority_when_failed_cards_leave_too_few() -> None:
+    fleet = Fleet(pool=pool(("chat", 3, 50, 100), ("code", 1, 50, 100)))
+    fleet.nodes["node-0"] = node("node-0", 8, allocatable={RESOURCE: 5})
+    fleet.add_model("talker", model_spec("chat", 8))
+    fleet.add_model("coder", model_spec("code", 8))
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (4, 1)
+    status, reason, message = guarantees(fleet)
+    assert (status, reason) == ("False", Reason.GUARANTEES_EXCEED_SUPPLY)
+    assert "code 1 of 4" in message
+    assert {c.name: c.guaranteed for c in fleet.pool_status.classes} == {"chat": 4, "code": 1}
+
+
+@pytest.mark.parametrize("percent", [5, 12])
+def test_a_guarantee_that_holds_no_replica_is_told(percent: int) -> None:
+    fleet = Fleet(pool=pool(("chat", 3, percent * 2, 100)))
+    fleet.add_model("large", model_spec("chat", 1, parallelism={"tensor": 4}))
+    fleet.settle()
+    status, reason, message = guarantees(fleet)
+    assert (status, reason) == (("False", Reason.GUARANTEE_BELOW_REPLICA) if percent > 6 else ("True", Reason.AS_EXPECTED))
+    assert ("team/large" in message) is (percent > 6)
+
+
+def test_the_ledger_tells_what_is_lent_borrowed_and_wanted() -> None:
+    fleet = lent()
+    rows = {c.name: c for c in fleet.pool_status.classes}
+    assert (rows["code"].used, rows["code"].borrowed, rows["code"].wanted) == (8, 6, 8)
+    assert (rows["chat"].lent, rows["document"].lent, rows["code"].lent) == (2, 2, 0)
+
+
+def test_a_replica_that_never_served_is_taken_back_at_once() -> None:
+    fleet = lent()
+    pods = fleet.of("borrower")
+    fleet.pods[pods[3].uid] = replace(pods[3], engine_ready=False, engine_started=False)
+    fleet.auto_ready = False
+    fleet.add_model("talker", model_spec("chat", 1))
+    plan = fleet.step()
+    assert [(d.pod.uid, d.reason) for d in plan.deletes] == [(pods[3].uid, Reason.RECLAIMED_FOR_GUARANTEE)]
+    assert not plan.drains
