@@ -43,12 +43,28 @@ class DeviceError(StartError):
     exit_code = EngineExit.DEVICE
 
 
+class RankStartError(StartError):
+    """A tensor-parallel rank other than 0 cannot start."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class LoadCancelledError(PodError):
     """Loading was given up since the process ends."""
 
 
 class TransferError(PodError):
     """KV could not be moved between memories: what the prefix cache says it holds may not be there. Ends the engine."""
+
+
+class RankError(PodError):
+    """A tensor-parallel rank died, failed or hangs; the others wait for it for ever. Ends the engine."""
+
+
+class ExchangeError(PodError):
+    """Data could not be exchanged with the other tensor-parallel ranks: usually since one of them has ended."""
 
 
 class RequestError(PodError):

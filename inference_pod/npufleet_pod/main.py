@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import click
 
 from npufleet_api.contract import ADMIN_PORT, ENGINE_PORT, ENGINE_SETTINGS_FILE, SETTINGS_DIR, TERMINATION_MESSAGE_PATH
-from npufleet_pod.errors import StartError, one_line
+from npufleet_pod.errors import RankError, StartError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,11 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
         _serve(settings_path, host, port, admin_port, log_level, started)
     except StartError as error:
         _give_up(one_line(str(error)), error.exit_code, termination_log)
+    except RankError as error:
+        _tell(f"engine ended: {one_line(str(error))}", termination_log)
+        # Not through the interpreter's end: a thread may still wait for a rank that is gone.
+        logging.shutdown()
+        os._exit(1)
     except Exception as error:
         logger.exception("engine ended")
         _give_up(f"engine ended: {type(error).__name__}: {one_line(str(error))}: see the container's log", 1, termination_log)
@@ -72,11 +78,15 @@ def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, lo
 
 def _give_up(message: str, exit_code: int, termination_log: Path) -> None:
     """Say why on stderr and where Kubernetes looks for it, and end."""
+    _tell(message, termination_log)
+    sys.exit(exit_code)
+
+
+def _tell(message: str, termination_log: Path) -> None:
     click.echo(message, err=True)
     if termination_log.exists():
         with contextlib.suppress(OSError):
             termination_log.write_text(message[:4096])
-    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ class Device(Protocol):
         """Where tensors live."""
         ...
 
+    @property
+    def collective_backend(self) -> str:
+        """torch.distributed's name of what connects several of these devices."""
+        ...
+
     def free_memory_bytes(self) -> int:
         """Memory that can still be taken."""
         ...
@@ -58,6 +63,7 @@ class CpuDevice:
     """The CPU: everything is done when the call returns."""
 
     torch_device = torch.device("cpu")
+    collective_backend = "gloo"
 
     def free_memory_bytes(self) -> int:
         """What host and container leave."""
@@ -79,9 +85,12 @@ class CpuDevice:
 class StreamDevice:
     """A device with streams, through a namespace like `torch.npu` (torch_npu gives it the interface of torch.cuda)."""
 
-    def __init__(self, name: str, namespace: Any) -> None:
-        self.torch_device = torch.device(name, 0)
+    def __init__(self, name: str, namespace: Any, index: int = 0, collective_backend: str = "hccl") -> None:
+        """index: as the process numbers the devices that it sees."""
+        self.torch_device = torch.device(name, index)
+        self.collective_backend = collective_backend
         self._namespace = namespace
+        namespace.set_device(self.torch_device)
         self._copies = namespace.Stream(device=self.torch_device)
 
     def free_memory_bytes(self) -> int:

@@ -24,14 +24,38 @@ from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, SchedulerP
 from npufleet_pod.engine.stats import EngineObserver, EngineSnapshot
 from npufleet_pod.engine.step import Step
 from npufleet_pod.engine.tiering import Tiers
-from npufleet_pod.errors import GenerationError, LoadCancelledError, TransferError
+from npufleet_pod.errors import GenerationError, LoadCancelledError, RankError, TransferError
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the engine gives up, so that the container is restarted."""
+JOIN_SECONDS = 15.0
+"""Time in which compute comes back once its ranks have been ended, before it is left behind."""
 INTEGRITY_CHECK_SECONDS = 30.0
 """Shortest time between two looks at all of the memory's bookkeeping; only an idle engine looks."""
+
+
+class Ranks(Protocol):
+    """The other ranks of a tensor-parallel model; see `distributed.group.RankGroup`."""
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Have `on_failure` called, on any thread, when one of them can no longer take part."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+class NoRanks:
+    """An unsharded model's."""
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        """Nobody to watch."""
+
+    def close(self) -> None:
+        """Nobody to end."""
 
 
 class Runner(Protocol):
@@ -54,6 +78,7 @@ class LoadedEngine:
     policy: SchedulerPolicy = field(default_factory=SchedulerPolicy)
     prefix_cache: bool = True
     tiers: Tiers = field(default_factory=Tiers)
+    ranks: Ranks = field(default_factory=NoRanks)
 
 
 @dataclass(slots=True)
@@ -121,7 +146,7 @@ class Engine:
         return await asyncio.shield(self._ready)
 
     async def wait_ended(self) -> None:
-        """Wait until the threads have ended. Raises what ended them, unless they were stopped."""
+        """Wait until the threads have ended, or the engine has failed. Raises what ended it, unless it was stopped."""
         assert self._ended is not None, "start comes first"  # noqa: S101 - a caller's mistake, not a condition
         await asyncio.shield(self._ended)
 
@@ -185,13 +210,20 @@ class Engine:
         for submitted, request_id in ended:
             submitted.generation.deliver(submitted.index, request_id, GenerationFailed(error))
 
+    def fail(self, error: Exception) -> None:
+        """Give up at once: every request gets an error, and `wait_ended` raises `error`, whether or not the threads come back."""
+        self._tell(self._set_ended, error)
+        self._stop_preparing()
+
     async def stop(self) -> None:
         """End the threads after their present step; whatever still runs gets an error. Harmless when repeated."""
         self._stop_preparing()
         if self._thread is not None:
             with contextlib.suppress(Exception):
                 await self.wait_ended()
-            self._thread.join()
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+            if self._thread.is_alive():
+                logger.error("compute does not come back", extra={"seconds": JOIN_SECONDS})
             self.abort_all(GenerationError("the engine stopped: try again"))
 
     def _keep_going(self) -> bool:
@@ -206,7 +238,8 @@ class Engine:
         error: BaseException | None = None
         try:
             loaded = self._load(self._keep_going)
-            with contextlib.closing(loaded.tiers):
+            with contextlib.closing(loaded.tiers), contextlib.closing(loaded.ranks):
+                loaded.ranks.watch(self.fail)
                 self._serve(loaded)
         except LoadCancelledError:
             pass
@@ -253,8 +286,8 @@ class Engine:
         try:
             return _Work(step, runner.prepare(step, changes))
         except Exception as error:
-            if step.transfers:
-                # The bookkeeping counts on them.
+            if step.transfers or isinstance(error, RankError):
+                # The bookkeeping counts on what was to be moved; without its ranks the engine computes nothing.
                 raise
             return _Work(step, error)
 
@@ -265,7 +298,7 @@ class Engine:
             return _Outcome(error=work.batch)
         try:
             return _Outcome(runner.compute(work.batch))
-        except TransferError:
+        except (TransferError, RankError):
             raise
         except Exception as error:  # noqa: BLE001 - logged and counted by the output stage
             return _Outcome(error=error)
@@ -370,6 +403,8 @@ class Engine:
     def _set_ended(self, error: BaseException | None) -> None:
         assert self._ready is not None, "start comes first"  # noqa: S101 - a caller's mistake, not a condition
         assert self._ended is not None, "start comes first"  # noqa: S101 - a caller's mistake, not a condition
+        if self._ended.done():
+            return
         if error is not None:
             self.abort_all(GenerationError("the engine stopped: try again"))
         if not self._ready.done():

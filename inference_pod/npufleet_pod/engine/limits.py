@@ -23,12 +23,16 @@ NPU_PAGE_TOKENS = 128
 MIN_MODEL_LENGTH = 16
 
 
-def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int) -> SchedulerLimits:
-    """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit."""
+def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int, kv_heads: int | None = None) -> SchedulerLimits:
+    """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit.
+
+    kv_heads: those whose KV is to lie there, of all tensor-parallel ranks that share it; None: the model's.
+    """
     block_tokens = int(settings.block_size)
     page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1
     page_tokens = block_tokens * page_blocks
-    page_bytes = files.precision.kv_bytes_per_token(files.config.kv_heads, files.config.head_size) * page_tokens
+    whole = files.precision.kv_bytes_per_token(files.config.kv_heads, files.config.head_size)
+    page_bytes = (token_bytes or whole) * page_tokens
     if settings.device is Device.CPU:
         free_bytes = max(0, free_bytes - settings.host_cache_mi * MIB)
     useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens) * (CACHED_SHARE if settings.prefix_cache else 1)

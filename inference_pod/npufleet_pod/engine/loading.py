@@ -5,63 +5,80 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
-from npufleet_pod.engine.engine import LoadedEngine
+from npufleet_pod.engine.distributed.group import RankGroup
+from npufleet_pod.engine.distributed.leading import attach_group, connect_group, group_limits, start_group
+from npufleet_pod.engine.engine import LoadedEngine, NoRanks
 from npufleet_pod.engine.fusion import DynamicFusionManager
 from npufleet_pod.engine.limits import memory_limits
 from npufleet_pod.engine.memory.errors import EngineMemoryError
+from npufleet_pod.engine.memory.pool import HostRegion
+from npufleet_pod.engine.memory.shared import SharedRegion
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.profiles import scheduler_policy
-from npufleet_pod.engine.tiering import open_tiers
+from npufleet_pod.engine.tiering import Region, open_tiers
 from npufleet_pod.errors import DeviceError
 
 logger = logging.getLogger(__name__)
 
 
 def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], bool]) -> LoadedEngine:
-    """Load and warm up the model. Raises DeviceError or ModelError, LoadCancelledError once `keep_going` answers False."""
+    """Load and warm up the model, on as many ranks as the settings say.
+
+    Raises DeviceError or ModelError, RankError or RankStartError for another rank, LoadCancelledError once `keep_going` answers False.
+    """
+    if settings.tensor_parallel == 1:
+        return _load(settings, files, keep_going, None)
+    with ExitStack() as undo:
+        # First, so that the others import torch and read their parts at the same time.
+        group = undo.enter_context(closing(start_group(settings, files)))
+        loaded = _load(settings, files, group.watched(keep_going), group)
+        group.serving()
+        undo.pop_all()
+    return loaded
+
+
+def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], bool], group: RankGroup | None) -> LoadedEngine:
     started = time.monotonic()
     device = open_device(settings)
 
     import torch
 
-    from npufleet_kernels.dispatch import select_kernels
-    from npufleet_pod.engine.memory.kv_cache import ZeroCopyKVCache
-    from npufleet_pod.engine.memory.kv_parts import PageOrder
+    from npufleet_pod.engine.distributed.collective import TorchCollective
+    from npufleet_pod.engine.rank import Rank
+    from npufleet_pod.engine.rank_loading import load_part, take_cache
     from npufleet_pod.engine.runner import ModelRunner
     from npufleet_pod.engine.warm_up import warm_up
-    from npufleet_pod.models.checkpoint import open_checkpoint
-    from npufleet_pod.models.decoder import load_decoder
-    from npufleet_pod.models.dtypes import TORCH_DTYPES
+    from npufleet_pod.models.decoder import ALONE
 
-    precision = files.precision
-    kernels = select_kernels(device.torch_device.type)
-    with open_checkpoint(files.path, TORCH_DTYPES[files.dtype], device.torch_device) as checkpoint:
-        decoder = load_decoder(files.config, checkpoint, kernels, keep_going, precision=precision)
-    limits = memory_limits(settings, files, device.free_memory_bytes())
-    config, place = files.config, device.torch_device
-    order = PageOrder.HEAD_MAJOR if place.type == "cpu" else PageOrder.PAGE_MAJOR
+    collective = None if group is None else TorchCollective(0, group.ranks, group.progress)
+    decoder = load_part(files.config, files.path, files.dtype, device, collective or ALONE, keep_going)
+    if group is None:
+        limits = memory_limits(settings, files, device.free_memory_bytes())
+    else:
+        limits = group_limits(settings, files, group, device.free_memory_bytes, keep_going)
     try:
-        cache = ZeroCopyKVCache(
-            limits.layout,
-            config.layers,
-            config.kv_heads,
-            config.head_size,
-            TORCH_DTYPES[precision.kv_dtype],
-            place,
-            order,
-            int8_heads=[len(heads) for heads in decoder.precision.int8_kv_heads],
-        )
-        runner = ModelRunner(decoder, cache, device, DynamicFusionManager(settings.fusion_level, config.heads))
+        cache = take_cache(decoder, limits.layout, device)
+        page_bytes = [cache.page_bytes]
+        if group is not None and collective is not None:
+            page_bytes += connect_group(group, collective, device.collective_backend, limits.layout, keep_going)
+        runner = ModelRunner(Rank(decoder, cache, device), group)
         warm_up(runner, limits)
+
+        def take_host(size_bytes: int) -> Region:
+            return HostRegion(size_bytes) if group is None else SharedRegion(group.host, size_bytes)
+
         # Last, since the disk's worker has a thread that whoever gets the engine has to end.
-        tiers = open_tiers(settings, cache.page_bytes)
+        tiers = open_tiers(settings, sum(page_bytes), take=take_host)
     except EngineMemoryError as error:
         raise DeviceError(str(error)) from error
     if tiers.host is not None and tiers.host.buffer is not None:
-        cache.attach_host(tiers.host.buffer)
+        cache.attach_host(tiers.host.buffer, sum(page_bytes))
+        if group is not None:
+            attach_group(group, len(tiers.host.buffer), page_bytes)
     logger.info(
         "model loaded",
         extra={
@@ -69,6 +86,7 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
             "dtype": files.dtype.value,
             "precision": precision.describe(),
             "device": device.torch_device.type,
+            "ranks": settings.tensor_parallel,
             "threads": torch.get_num_threads(),
             "max_model_length": limits.max_model_length,
             "kv_blocks": limits.kv_blocks,
@@ -85,4 +103,5 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
         policy=scheduler_policy(settings),
         prefix_cache=settings.prefix_cache and not files.config.rope_depends_on_length,
         tiers=tiers,
+        ranks=group or NoRanks(),
     )

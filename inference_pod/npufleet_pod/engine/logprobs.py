@@ -44,13 +44,13 @@ class PromptScores:
         """One per token of the prompt; None for the first, which nothing predicts."""
         return tuple(self._entries)
 
-    def observe(self, start: int, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> None:
-        """Take hidden states (n, hidden) of the positions from `start`; `project` makes logits of them. Later tokens are ignored."""
-        end = min(start + hidden.shape[0], len(self._token_ids) - 1)
+    def observe(self, start: int, count: int, score: Callable[[int, int], Tensor]) -> None:
+        """Take `count` positions from `start`; `score` makes logits of a range of them, counted from 0. Later tokens are ignored."""
+        end = min(start + count, len(self._token_ids) - 1)
         for first in range(start, end, PROMPT_ROWS):
             last = min(first + PROMPT_ROWS, end)
             following = self._token_ids[first + 1 : last + 1]
-            logits = project(hidden[first - start : last - start])
+            logits = score(first - start, last - start)
             self._entries[first + 1 : last + 1] = token_logprobs(logits, following, [self._top] * len(following))
 
 

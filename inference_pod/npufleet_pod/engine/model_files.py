@@ -13,6 +13,7 @@ from npufleet_pod.calibration import load_calibration
 from npufleet_pod.errors import DeviceError, ModelError, SettingsError
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.models.precision import PrecisionPlan, plan_precision
+from npufleet_pod.models.sharding import max_ranks
 from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
 
 
@@ -31,12 +32,16 @@ class ModelFiles:
 
 def inspect_model(settings: EngineSettings) -> ModelFiles:
     """Check all that needs no torch, so that a mistake is told at once. Raises SettingsError, DeviceError or ModelError."""
-    if settings.tensor_parallel > 1:
-        raise SettingsError(f"tensorParallel: {settings.tensor_parallel} is not served by this release: set it to 1")
     if settings.device is Device.NPU and importlib.util.find_spec("torch_npu") is None:
         raise DeviceError("device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU for development")
     path = Path(settings.model_path)
     config = load_config(path)
+    ranks = settings.tensor_parallel
+    if ranks > max_ranks(config):
+        raise SettingsError(
+            f"tensorParallel: {ranks} ranks, but a model with {config.heads} attention heads can be cut into {max_ranks(config)} at most: "
+            "lower it, and parallelism.tensor of the AscendModel"
+        )
     tokenizer = load_tokenizer(path)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(

@@ -64,14 +64,14 @@ class Sampler:
         """Forget a sequence; an unknown one is no error."""
         self._sequences.pop(request_id, None)
 
-    def observe_prompt(self, request_id: str, start: int, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> None:
+    def observe_prompt(self, request_id: str, start: int, count: int, score: Callable[[int, int], Tensor]) -> None:
         """Score the prompt's tokens if the request asked for it.
 
-        hidden: (n, hidden), the model's output at the positions from `start`; project: makes logits (n, vocabulary) of it.
+        `count` positions from `start` were computed; score: makes logits (n, vocabulary) of a range of them, counted from 0.
         """
         scores = self._sequences[request_id].prompt
         if scores is not None:
-            scores.observe(start, hidden, project)
+            scores.observe(start, count, score)
 
     def sample(self, request_ids: Sequence[str], logits: Tensor) -> dict[str, SampledToken]:
         """The next token of each sequence. logits: (N, vocabulary) float32, row i of `request_ids[i]`; they are changed."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.memory.disk import DiskStore
@@ -30,8 +31,25 @@ class Tiers:
         self._owned.close()
 
 
-def open_tiers(settings: EngineSettings, page_bytes: int, clock: Callable[[], float] = time.monotonic) -> Tiers:
-    """Tiers of pages of `page_bytes`. Raises DeviceError if a size holds no page, EngineMemoryError if host or disk refuse."""
+class Region(Protocol):
+    """Host memory; see HostRegion and SharedRegion."""
+
+    @property
+    def buffer(self) -> memoryview: ...
+
+    def give_back(self, start: int, size: int) -> None: ...
+
+
+def open_tiers(
+    settings: EngineSettings,
+    page_bytes: int,
+    clock: Callable[[], float] = time.monotonic,
+    take: Callable[[int], Region] = HostRegion,
+) -> Tiers:
+    """Tiers of pages of `page_bytes`; `take` gives the host's memory, whose size in bytes it is told.
+
+    Raises DeviceError if a size holds no page, EngineMemoryError if host or disk refuse.
+    """
     if not settings.host_cache_mi:
         return Tiers()
     pages = {name: size_mi * MIB // page_bytes for name, size_mi in (("host", settings.host_cache_mi), ("disk", settings.disk_cache_mi))}
@@ -42,7 +60,7 @@ def open_tiers(settings: EngineSettings, page_bytes: int, clock: Callable[[], fl
     with ExitStack() as undo:
         undo.callback(owned.close)
         # Never unmapped: tensors keep views of it.
-        region = HostRegion(pages["host"] * page_bytes)
+        region = take(pages["host"] * page_bytes)
         host = HostTier(pages["host"], page_bytes, region.buffer, region.give_back)
         disk = None
         if settings.disk_cache_mi:

@@ -8,8 +8,8 @@ import sys
 from pythonjsonlogger.json import JsonFormatter
 
 
-def configure_logging(level: str) -> None:
-    """Send all logs, warnings of Python included, to stdout as JSON."""
+def configure_logging(level: str, rank: int | None = None) -> None:
+    """Send all logs, warnings of Python included, to stdout as JSON; those of a further tensor-parallel rank say which."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         JsonFormatter(
@@ -18,6 +18,7 @@ def configure_logging(level: str) -> None:
             rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception"},
             rename_fields_keep_missing=False,
             timestamp="time",
+            static_fields=None if rank is None else {"rank": rank},
         )
     )
     root = logging.getLogger()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,7 @@ import pytest
 from npufleet_pod.engine.request import GenerationRequest, SamplingParams
 from support.greedy import transformers_greedy
 from support.local_engine import Recorder, generate, local_engine, request
-
-COUNT = 24
-_random = random.Random(4)  # noqa: S311 - prompts of a test
-
-
-def _tokens(count: int) -> list[int]:
-    return [_random.randrange(3, 270) for _ in range(count)]
-
-
-SYSTEM, TURN = _tokens(70), _tokens(33)
-PROMPTS = [
-    SYSTEM + _tokens(5),
-    SYSTEM + _tokens(1),
-    SYSTEM + TURN + _tokens(9),
-    SYSTEM + TURN,
-    SYSTEM[:48],
-    _tokens(1),
-    _tokens(130),
-    _tokens(16),
-]
-"""Beginnings shared by some, ends at and beside the edges of blocks."""
+from support.prompts import COUNT, PROMPTS
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "depth 1": {"pipeline_depth": 1},

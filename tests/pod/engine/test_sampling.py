@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -168,6 +169,10 @@ def test_log_probabilities_are_finite_even_where_the_models_scores_are_not(bad: 
         assert all(math.isfinite(value) and value <= 0 for value in (entry.logprob, *(value for _, value in entry.top)))
 
 
+def _rows(scores: torch.Tensor, start: int, first: int, last: int) -> torch.Tensor:
+    return scores[start + first : start + last]
+
+
 @pytest.mark.parametrize("chunks", [[7], [1, 6], [3, 2, 2], [1] * 7])
 def test_a_prompts_log_probabilities_do_not_depend_on_its_chunks(chunks: list[int]) -> None:
     prompt = [3, 1, 4, 1, 5, 0, 2]
@@ -178,7 +183,7 @@ def test_a_prompts_log_probabilities_do_not_depend_on_its_chunks(chunks: list[in
     sampler.add(request("a", prompt, prompt_logprobs=1), 0, ())
     start = 0
     for count in chunks:
-        sampler.observe_prompt("a", start, scores[start : start + count], lambda hidden: hidden)
+        sampler.observe_prompt("a", start, count, partial(_rows, scores, start))
         start += count
     first, second = run(sampler, "a", [scores[-1], scores[-1]])
     assert second.prompt_logprobs is None

@@ -121,16 +121,21 @@ class ZeroCopyKVCache:
             raise MemoryStateError(f"static buffer {name!r} has {part.size} bytes, {tuple(shape)} of {dtype} need more: lay it out larger")
         return self._tensor(part, shape, dtype)
 
-    def attach_host(self, buffer: memoryview) -> None:
-        """Let pages move to and from `buffer`, which holds whole pages end to end. Raises LayoutError if it holds none."""
-        pages = len(buffer) // self.page_bytes
-        if pages < 1:
+    def attach_host(self, buffer: memoryview, slot_bytes: int | None = None, offset: int = 0) -> None:
+        """Let pages move to and from `buffer`, which holds whole pages end to end.
+
+        slot_bytes: from one page to the next, where each is part of a slot that several caches share; offset: of the part in its slot.
+        Raises LayoutError if the buffer holds no slot.
+        """
+        stride = slot_bytes or self.page_bytes
+        slots = len(buffer) // stride
+        if slots < 1 or offset + self.page_bytes > stride:
             raise LayoutError(f"host tier: a buffer of {len(buffer)} bytes holds no page of {self.page_bytes}: make it larger")
-        flat = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * self.page_bytes).view(pages, self.page_bytes)
-        self._host, start = [], 0
+        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=slots * stride).view(slots, stride)
+        self._host, start = [], offset
         for part, _ in self._parts:
-            own = flat[:, start : start + part.page_bytes].view(part.dtype)
-            self._host.append(own.view(pages, *part.page_shape))
+            own = whole[:, start : start + part.page_bytes].view(part.dtype)
+            self._host.append(own.view(slots, *part.page_shape))
             start += part.page_bytes
 
     def keys(self, layer: int, group: int = 0) -> Tensor:

@@ -150,7 +150,7 @@ class HostRegion:
         rounded = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self.huge_pages = "none"
         self._map = self._map_reserved(rounded, host) or self._map_plain(rounded)
-        self.buffer = memoryview(self._map)[:size_bytes]
+        self.buffer: memoryview = memoryview(self._map)[:size_bytes]
 
     def _map_reserved(self, size: int, host: Host) -> mmap.mmap | None:
         # A pod that requests no huge pages has a cgroup limit of 0: the mapping succeeds there, and the first write kills the process.

@@ -1,0 +1,88 @@
+"""The exchange between ranks through torch.distributed: Gloo over the loopback on CPUs, HCCL on NPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined] # not in torch's list of what it exports
+
+from npufleet_pod.engine.distributed.progress import Progress
+from npufleet_pod.errors import DeviceError, ExchangeError, one_line
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 10
+"""An exchange itself gives up after so many times the ranks' timeout: whoever watches the ranks does so earlier, and knows the culprit."""
+
+
+def open_store(ranks: int, timeout_seconds: float) -> TCPStore:
+    """Where the ranks find each other, on a free port of the loopback, which nobody outside the pod reaches."""
+    listener = socket.create_server((LOOPBACK, 0), backlog=ranks)
+    return TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        ranks,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_seconds),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(port: int, ranks: int, timeout_seconds: float) -> TCPStore:
+    """The store that rank 0 has opened."""
+    return TCPStore(LOOPBACK, port, ranks, is_master=False, timeout=timedelta(seconds=timeout_seconds))
+
+
+class TorchCollective:
+    """A `models.collective.Collective`. `connect` comes before the first exchange."""
+
+    def __init__(self, rank: int, size: int, progress: Progress) -> None:
+        self.size = size
+        self._rank = rank
+        self._progress = progress
+
+    def connect(self, backend: str, store: Store, timeout_seconds: float) -> None:
+        """Join the others. Raises DeviceError."""
+        # Left to itself, Gloo takes the address that the host's name resolves to, which in a pod is open to the cluster.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        try:
+            distributed.init_process_group(
+                backend, store=store, rank=self._rank, world_size=self.size, timeout=timedelta(seconds=PATIENCE * timeout_seconds)
+            )
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(f"{backend}: the {self.size} ranks cannot be connected: {error}") from error
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Collective; written over `tensor`. Raises ExchangeError."""
+        with self._exchange():
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See Collective. Raises ExchangeError."""
+        rows, widest = tensor.shape[0], max(sizes)
+        padded = tensor if tensor.shape[1] == widest else torch.nn.functional.pad(tensor, (0, widest - tensor.shape[1]))
+        parts = [tensor.new_empty((rows, widest)) for _ in range(self.size)]
+        with self._exchange():
+            distributed.all_gather(parts, padded)
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        self._progress.advance()
+        try:
+            yield
+        except RuntimeError as error:
+            raise ExchangeError(f"exchange between ranks: {one_line(str(error))}") from error
+        self._progress.advance()
+
+    def close(self) -> None:
+        """Leave the others."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -1,0 +1,63 @@
+"""What rank 0 does with the others while the model loads: start, size, connect. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from npufleet_api.pool import Device
+from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.distributed.group import RankGroup
+from npufleet_pod.engine.distributed.messages import AttachHost, Connect, Connected, Loaded, Start
+from npufleet_pod.engine.limits import memory_limits
+from npufleet_pod.engine.memory.layout import CacheLayout
+from npufleet_pod.engine.model_files import ModelFiles
+from npufleet_pod.engine.scheduler import SchedulerLimits
+from npufleet_pod.models.sharding import shard
+
+if TYPE_CHECKING:
+    from npufleet_pod.engine.distributed.collective import TorchCollective
+
+
+def start_group(settings: EngineSettings, files: ModelFiles) -> RankGroup:
+    """Start every rank but 0; they load while rank 0 does."""
+    level = logging.getLogger().getEffectiveLevel()
+
+    def start(rank: int) -> Start:
+        return Start(settings, files.path, files.config, files.dtype, rank, level)
+
+    return RankGroup(settings.tensor_parallel, settings.rank_timeout_seconds, start)
+
+
+def group_limits(
+    settings: EngineSettings, files: ModelFiles, group: RankGroup, free_bytes: Callable[[], int], keep_going: Callable[[], bool]
+) -> SchedulerLimits:
+    """What all ranks can hold once all have loaded: on a CPU they share the host's memory, NPUs have their own and the smallest counts."""
+    loaded = group.collect(Loaded, keep_going)
+    kv_heads = [shard(files.config, rank, group.ranks).kv_heads.count for rank in range(group.ranks)]
+    own = free_bytes()
+    if settings.device is Device.CPU:
+        return memory_limits(settings, files, own, sum(kv_heads))
+    free = [own, *(loaded[rank].free_memory_bytes for rank in range(1, group.ranks))]
+    return min((memory_limits(settings, files, *one) for one in zip(free, kv_heads, strict=True)), key=lambda limits: limits.kv_blocks)
+
+
+def connect_group(
+    group: RankGroup, collective: TorchCollective, backend: str, layout: CacheLayout, keep_going: Callable[[], bool]
+) -> list[int]:
+    """Connect all ranks; gives the size of a KV page of each of the others, by rank."""
+    from npufleet_pod.engine.distributed.collective import open_store
+
+    store = open_store(group.ranks, group.timeout_seconds)
+    group.broadcast(lambda _: Connect(store.port, layout))
+    group.at_close(collective.close)
+    with group.explained():
+        collective.connect(backend, store, group.timeout_seconds)
+    connected = group.collect(Connected, keep_going)
+    return [connected[rank].page_bytes for rank in range(1, group.ranks)]
+
+
+def attach_group(group: RankGroup, size_bytes: int, page_bytes: Sequence[int]) -> None:
+    """Give each rank its part of every slot of the shared host memory; page_bytes: by rank, 0 included."""
+    group.broadcast(lambda rank: AttachHost(size_bytes, sum(page_bytes), sum(page_bytes[:rank])))
