@@ -62,7 +62,12 @@ def damage(model: Path, change: str) -> None:
             "device: NPU needs torch_npu, which is not installed: use the Ascend image, or set device CPU",
             EngineExit.DEVICE,
         ),
-        ("", {"tensorParallel": 2}, "tensorParallel: 2 is not served by this release: set it to 1", EngineExit.SETTINGS),
+        (
+            "",
+            {"tensorParallel": 5},
+            "tensorParallel: 5 ranks, but a model with 4 attention heads can be cut into 4 at most: lower it",
+            EngineExit.SETTINGS,
+        ),
         ("", {"maxModelLength": 4096}, "maxModelLength: 4096 is beyond the model's max_position_embeddings 2048", EngineExit.SETTINGS),
         ("config", {}, "config.json: architectures: None names none", EngineExit.MODEL),
         ("tokenizer", {}, "tokenizer.json: not a tokenizer", EngineExit.MODEL),

@@ -23,10 +23,10 @@ NPU_PAGE_TOKENS = 128
 MIN_MODEL_LENGTH = 16
 
 
-def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int, kv_heads: int | None = None) -> SchedulerLimits:
+def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int, token_bytes: int | None = None) -> SchedulerLimits:
     """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit.
 
-    kv_heads: those whose KV is to lie there, of all tensor-parallel ranks that share it; None: the model's.
+    token_bytes: KV of a token that is to lie there, of all tensor-parallel ranks that share it; None: the whole model's.
     """
     block_tokens = int(settings.block_size)
     page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1

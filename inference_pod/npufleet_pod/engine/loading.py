@@ -55,7 +55,7 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
     from npufleet_pod.models.decoder import ALONE
 
     collective = None if group is None else TorchCollective(0, group.ranks, group.progress)
-    decoder = load_part(files.config, files.path, files.dtype, device, collective or ALONE, keep_going)
+    decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, keep_going)
     if group is None:
         limits = memory_limits(settings, files, device.free_memory_bytes())
     else:
@@ -65,7 +65,8 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
         page_bytes = [cache.page_bytes]
         if group is not None and collective is not None:
             page_bytes += connect_group(group, collective, device.collective_backend, limits.layout, keep_going)
-        runner = ModelRunner(Rank(decoder, cache, device), group)
+        fusion = DynamicFusionManager(settings.fusion_level, files.config.heads)
+        runner = ModelRunner(Rank(decoder, cache, device), fusion, group)
         warm_up(runner, limits)
 
         def take_host(size_bytes: int) -> Region:
@@ -84,7 +85,7 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
         extra={
             "architecture": files.config.architecture,
             "dtype": files.dtype.value,
-            "precision": precision.describe(),
+            "precision": files.precision.describe(),
             "device": device.torch_device.type,
             "ranks": settings.tensor_parallel,
             "threads": torch.get_num_threads(),

@@ -17,6 +17,7 @@ from npufleet_pod.engine.step_cache import StepCache
 from npufleet_pod.engine.step_input import StepInput
 from npufleet_pod.errors import TransferError
 from npufleet_pod.models.decoder import Decoder
+from npufleet_pod.models.fusion_plan import FusionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class PreparedStep:
     rope_lengths: Tensor | None
     """Length of sequence that each token is rotated by, where the model's rotation depends on it."""
     cache: StepCache
+    plan: FusionPlan
     ready: Event
 
 
@@ -61,6 +63,7 @@ class Rank:
                     [self._place(table, start + count) for table, start, count in news],
                     self.device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
                 ),
+                plan=step.plan,
                 ready=self.device.record(),
             )
 
@@ -76,7 +79,7 @@ class Rank:
         step.ready.wait()
         for row, token in known:
             step.token_ids[row] = token
-        return self.decoder.forward(step.token_ids, step.positions, list(step.counts), step.cache, step.rope_lengths)
+        return self.decoder.forward(step.token_ids, step.positions, list(step.counts), step.cache, step.rope_lengths, step.plan)
 
     def _tables(self, step: StepInput) -> list[HierarchicalBlockTable]:
         tables, start, pages = [], 0, step.pages.tolist()

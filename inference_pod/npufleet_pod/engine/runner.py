@@ -13,24 +13,13 @@ import torch
 from torch import Tensor
 
 from npufleet_pod.engine.changes import Added, Change
-<<<<<<< HEAD
-from npufleet_pod.engine.device import Device, Event
 from npufleet_pod.engine.fusion import DynamicFusionManager
-from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
-from npufleet_pod.engine.memory.layout import Transfer
-from npufleet_pod.engine.request import SampledToken
-from npufleet_pod.engine.sampling import Sampler
-from npufleet_pod.engine.step import FUTURE_TOKEN, Step
-from npufleet_pod.engine.step_cache import StepCache
-from npufleet_pod.errors import TransferError
-from npufleet_pod.models.decoder import Decoder
-from npufleet_pod.models.fusion_plan import FusionPlan
-=======
 from npufleet_pod.engine.rank import PreparedStep, Rank
 from npufleet_pod.engine.request import SampledToken
 from npufleet_pod.engine.sampling import Sampler
 from npufleet_pod.engine.step import FUTURE_TOKEN, Step
 from npufleet_pod.engine.step_input import StepInput
+from npufleet_pod.models.fusion_plan import FusionPlan
 
 
 class Peers(Protocol):
@@ -75,7 +64,6 @@ class NoPeers:
 
     def score(self, first: int, last: int) -> None:
         """Nobody to tell."""
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +78,18 @@ class Batch:
     """Requests that get a token, each with the row of its last one."""
     awaited: Sequence[tuple[str, int]]
     """Requests whose input an earlier step chooses, each with its row."""
-<<<<<<< HEAD
-    token_ids: Tensor
-    positions: Tensor
-    rope_lengths: Tensor | None
-    """Length of sequence that each token is rotated by, where the model's rotation depends on it."""
-    cache: StepCache
-    plan: FusionPlan
-    ready: Event
-=======
     step: StepInput
     prepared: PreparedStep
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
 
 
 class ModelRunner:
     """Holds what sampling remembers. `prepare` may run on another thread than the rest."""
 
-<<<<<<< HEAD
-    def __init__(self, decoder: Decoder, cache: ZeroCopyKVCache, device: Device, fusion: DynamicFusionManager) -> None:
-        self._decoder = decoder
-        self._fusion = fusion
-        self._cache = cache
-        self._device = device
-        self._sampler = Sampler(decoder.config.vocab_size)
-=======
-    def __init__(self, rank: Rank, peers: Peers | None = None) -> None:
+    def __init__(self, rank: Rank, fusion: DynamicFusionManager, peers: Peers | None = None) -> None:
         self._rank = rank
+        self._fusion = fusion
         self._peers = peers or NoPeers()
         self._sampler = Sampler(rank.decoder.config.vocab_size)
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
         self._newest: dict[str, int] = {}
         """The last token chosen for each request."""
         self._prompt_lengths: dict[str, int] = {}
@@ -128,57 +98,31 @@ class ModelRunner:
 
     def prepare(self, step: Step, changes: Sequence[Change]) -> Batch:
         """Build the batch of `step`."""
-<<<<<<< HEAD
-        counts, plan = self._in_order(step)
-        token_ids = np.fromiter((token for name in counts for token in step.inputs[name]), dtype=np.int64)
-        ranges = [np.arange(step.starts[name], step.starts[name] + count) for name, count in counts.items()]
-        last_rows = dict(zip(counts, (np.cumsum(list(counts.values())) - 1).tolist(), strict=True)) if counts else {}
-        awaited_rows = set(np.flatnonzero(token_ids == FUTURE_TOKEN).tolist())
-        slots = [self._cache.slots(step.tables[name], step.starts[name], count) for name, count in counts.items()]
-        with self._device.copies():
-            return Batch(
-                changes=changes,
-                transfers=step.transfers,
-                counts=counts,
-                starts=step.starts,
-                samples=[(name, row) for name, row in last_rows.items() if name in step.samples],
-                # Only a request's newest token can be one that is not known yet.
-                awaited=[(name, row) for name, row in last_rows.items() if row in awaited_rows],
-                token_ids=self._device.to_device(torch.from_numpy(token_ids)),
-                positions=self._device.to_device(torch.from_numpy(np.concatenate(ranges) if ranges else np.zeros(0, np.int64))),
-                rope_lengths=self._rope_lengths(step, changes, counts),
-                cache=StepCache(
-                    self._cache,
-                    [self._place(step, name) for name in counts],
-                    self._device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
-                ),
-                plan=plan,
-                ready=self._device.record(),
-            )
-=======
         self._number += 1
         self._note_prompts(changes)
-        token_ids = np.fromiter((token for inputs in step.inputs.values() for token in inputs), dtype=np.int64)
-        last_rows = dict(zip(step.tokens, (np.cumsum(list(step.tokens.values())) - 1).tolist(), strict=True)) if step.tokens else {}
+        counts, plan = self._in_order(step)
+        token_ids = np.fromiter((token for name in counts for token in step.inputs[name]), dtype=np.int64)
+        last_rows = dict(zip(counts, (np.cumsum(list(counts.values())) - 1).tolist(), strict=True)) if counts else {}
         awaited_rows = set(np.flatnonzero(token_ids == FUTURE_TOKEN).tolist())
         samples = [(name, row) for name, row in last_rows.items() if name in step.samples]
-        pages = [step.tables[name].pages for name in step.tokens]
+        pages = [step.tables[name].pages for name in counts]
         given = StepInput(
             transfers=step.transfers,
             token_ids=token_ids,
-            counts=tuple(step.tokens.values()),
-            starts=tuple(step.starts[name] for name in step.tokens),
-            prompt_lengths=tuple(self._prompt_lengths[name] for name in step.tokens) if self._length_matters else None,
+            counts=tuple(counts.values()),
+            starts=tuple(step.starts[name] for name in counts),
+            prompt_lengths=tuple(self._prompt_lengths[name] for name in counts) if self._length_matters else None,
             pages=np.array([page for table in pages for page in table], dtype=np.int32),
             page_counts=tuple(len(table) for table in pages),
             sample_rows=tuple(row for _, row in samples),
+            plan=plan,
         )
         if given.counts or given.transfers:
             self._peers.prepare(self._number, given)
         return Batch(
             number=self._number,
             changes=changes,
-            counts=step.tokens,
+            counts=counts,
             starts=step.starts,
             samples=samples,
             # Only a request's newest token can be one that is not known yet.
@@ -186,7 +130,6 @@ class ModelRunner:
             step=given,
             prepared=self._rank.prepare(given),
         )
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
 
     def compute(self, batch: Batch) -> dict[str, SampledToken]:
         """The new token of each request that gets one. Batches are computed in the order in which their steps were decided."""
@@ -207,24 +150,7 @@ class ModelRunner:
                     self._peers.wait_done()
             if logits is None:
                 return {}
-<<<<<<< HEAD
-            batch.ready.wait()
-            for name, row in batch.awaited:
-                # A request without a token failed in an earlier step: what is computed of it goes nowhere.
-                batch.token_ids[row] = self._newest.get(name, 0)
-            lengths = list(batch.counts.values())
-            hidden = self._decoder.forward(batch.token_ids, batch.positions, lengths, batch.cache, batch.rope_lengths, batch.plan)
-            end = 0
-            for name, count in batch.counts.items():
-                end += count
-                self._sampler.observe_prompt(name, batch.starts[name], hidden[end - count : end], self._decoder.logits)
-            if not batch.samples:
-                return {}
-            rows = [row for _, row in batch.samples]
-            sampled = self._sampler.sample([name for name, _ in batch.samples], self._decoder.logits(hidden[rows]))
-=======
             sampled = self._sampler.sample([name for name, _ in batch.samples], logits)
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
         self._newest.update((name, token.token_id) for name, token in sampled.items())
         return sampled
 
@@ -233,17 +159,12 @@ class ModelRunner:
         self._sampler.remove(request_id)
         self._newest.pop(request_id, None)
 
-<<<<<<< HEAD
     def _in_order(self, step: Step) -> tuple[dict[str, int], FusionPlan]:
         """The step's tokens by request, in the order in which they are computed."""
         names = list(step.tokens)
         places, plan = self._fusion.order(list(step.tokens.values()), [step.starts[name] + step.tokens[name] for name in names])
         return {names[place]: step.tokens[names[place]] for place in places}, plan
 
-    def _place(self, step: Step, name: str) -> Place:
-        place = self._cache.place(step.tables[name], step.starts[name] + step.tokens[name])
-        return place if isinstance(place, slice) else self._device.to_device(place)
-=======
     def _score(self, batch: Batch, known: Sequence[tuple[int, int]]) -> Tensor | None:
         """Logits of the rows that are sampled, None if there are none; prompts that asked for it are scored on the way."""
         decoder = self._rank.decoder
@@ -254,19 +175,12 @@ class ModelRunner:
             self._sampler.observe_prompt(name, batch.starts[name], count, partial(self._score_rows, hidden, start))
             start += count
         return logits
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
 
     def _score_rows(self, hidden: Tensor, start: int, first: int, last: int) -> Tensor:
         """Logits of a sequence's new tokens [first, last), whose rows in the newest step's hidden states begin at `start`."""
         self._peers.score(start + first, start + last)
         return self._rank.decoder.logits(hidden[start + first : start + last])
 
-<<<<<<< HEAD
-    def _rope_lengths(self, step: Step, changes: Sequence[Change], counts: Mapping[str, int]) -> Tensor | None:
-        """(T,) int64: a prompt is rotated by its whole length however it is cut into steps, an answer's token by the length up to it."""
-        if not self._decoder.config.rope_depends_on_length:
-            return None
-=======
     @property
     def _length_matters(self) -> bool:
         return self._rank.decoder.config.rope_depends_on_length
@@ -274,20 +188,11 @@ class ModelRunner:
     def _note_prompts(self, changes: Sequence[Change]) -> None:
         if not self._length_matters:
             return
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
         for change in changes:
             if isinstance(change, Added):
                 self._prompt_lengths[change.request.request_id] = len(change.request.prompt_token_ids)
             else:
                 self._prompt_lengths.pop(change, None)
-<<<<<<< HEAD
-        lengths = [
-            np.maximum(np.arange(step.starts[name], step.starts[name] + count) + 1, self._prompt_lengths[name])
-            for name, count in counts.items()
-        ]
-        return self._device.to_device(torch.from_numpy(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)))
-=======
->>>>>>> fe2f3c9 (Serve a model on several ranks: a process each, one message per step, exchange through Gloo or HCCL, and an end that names whoever failed)
 
     def _apply(self, change: Change) -> None:
         if isinstance(change, str):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npufleet_pod.engine.memory.layout import Transfer
+from npufleet_pod.models.fusion_plan import FusionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,4 @@ class StepInput:
     """Pages of each sequence."""
     sample_rows: tuple[int, ...]
     """Rows of the T whose logits are wanted."""
+    plan: FusionPlan

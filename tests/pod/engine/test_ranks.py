@@ -61,7 +61,7 @@ async def test_greedy_tokens_of_rank_processes_equal_transformers(
 @pytest.mark.parametrize("depth", [1, 4])
 async def test_pages_of_all_ranks_move_between_the_tiers(depth: int, tiny_model: Path, tmp_path: Path, expected: list[list[int]]) -> None:
     tiers: dict[str, Any] = {"host_cache_mi": 1, "disk_cache_mi": 1, "disk_cache_path": str(tmp_path / "kv")}
-    ranks = {"tensor_parallel": 3, "cpu_threads": 1}
+    ranks: dict[str, Any] = {"tensor_parallel": 3, "cpu_threads": 1}
     async with local_engine(tiny_model, kv_blocks=20, block_size=16, pipeline_depth=depth, **tiers, **ranks) as engine:
         for turn in range(3):
             fillers = [request(f"filler {turn}.{index}", [index + 3] * 200, 2) for index in range(14)]

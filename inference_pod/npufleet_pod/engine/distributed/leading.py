@@ -14,7 +14,7 @@ from npufleet_pod.engine.limits import memory_limits
 from npufleet_pod.engine.memory.layout import CacheLayout
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.scheduler import SchedulerLimits
-from npufleet_pod.models.sharding import shard
+from npufleet_pod.models.sharding import Span, shard
 
 if TYPE_CHECKING:
     from npufleet_pod.engine.distributed.collective import TorchCollective
@@ -25,7 +25,7 @@ def start_group(settings: EngineSettings, files: ModelFiles) -> RankGroup:
     level = logging.getLogger().getEffectiveLevel()
 
     def start(rank: int) -> Start:
-        return Start(settings, files.path, files.config, files.dtype, rank, level)
+        return Start(settings, files.path, files.config, files.precision, rank, level)
 
     return RankGroup(settings.tensor_parallel, settings.rank_timeout_seconds, start)
 
@@ -35,12 +35,17 @@ def group_limits(
 ) -> SchedulerLimits:
     """What all ranks can hold once all have loaded: on a CPU they share the host's memory, NPUs have their own and the smallest counts."""
     loaded = group.collect(Loaded, keep_going)
-    kv_heads = [shard(files.config, rank, group.ranks).kv_heads.count for rank in range(group.ranks)]
+    token_bytes = [_kv_bytes_per_token(files, shard(files.config, rank, group.ranks).kv_heads) for rank in range(group.ranks)]
     own = free_bytes()
     if settings.device is Device.CPU:
-        return memory_limits(settings, files, own, sum(kv_heads))
+        return memory_limits(settings, files, own, sum(token_bytes))
     free = [own, *(loaded[rank].free_memory_bytes for rank in range(1, group.ranks))]
-    return min((memory_limits(settings, files, *one) for one in zip(free, kv_heads, strict=True)), key=lambda limits: limits.kv_blocks)
+    return min((memory_limits(settings, files, *one) for one in zip(free, token_bytes, strict=True)), key=lambda limits: limits.kv_blocks)
+
+
+def _kv_bytes_per_token(files: ModelFiles, kv_heads: Span) -> int:
+    own = files.precision.for_heads(range(kv_heads.start, kv_heads.stop))
+    return own.kv_bytes_per_token(kv_heads.count, files.config.head_size)
 
 
 def connect_group(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from npufleet_api.model import Dtype
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.memory.layout import CacheLayout
 from npufleet_pod.engine.step_input import StepInput
 from npufleet_pod.models.config import DecoderConfig
+from npufleet_pod.models.precision import PrecisionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Start:
     settings: EngineSettings
     path: Path
     config: DecoderConfig
-    dtype: Dtype
+    precision: PrecisionPlan
     rank: int
     log_level: int
 

@@ -59,7 +59,7 @@ class Worker:
         settings = start.settings
         self._device = open_device(settings, start.rank)
         self._collective = TorchCollective(start.rank, settings.tensor_parallel, progress)
-        self._decoder = load_part(start.config, start.path, start.dtype, self._device, self._collective, self._keep_going, start.rank)
+        self._decoder = load_part(start.config, start.path, start.precision, self._device, self._collective, self._keep_going, start.rank)
         self._prepared: dict[int, tuple[Prepare, PreparedStep]] = {}
         self._hidden: Tensor | None = None
         channel.send(Loaded(self._device.free_memory_bytes()))
