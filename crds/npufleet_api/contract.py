@@ -62,6 +62,10 @@ STATE_PATH = "/state"
 MODEL_LOADED_HEADER = "x-npufleet-model"
 REPLICA_HEADER = "x-npufleet-replica"
 REQUEST_ID_HEADER = "x-request-id"
+SESSION_HEADER = "x-npufleet-session"
+"""Requests of a model with the same value go to the same replica as long as it is ready and holds no more than its share. OpenAI's
+`prompt_cache_key` does the same.
+"""
 DRAINING_HEADER = "x-npufleet-draining"
 """Set on the 503 by which a draining engine refuses new work: nothing was done, send it elsewhere."""
 

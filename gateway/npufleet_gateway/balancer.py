@@ -1,88 +1,277 @@
-"""Which replica gets the next request: the one with the fewest outstanding; one that failed is set aside for a while. Injected clock."""
+"""Which replica gets the next request. Injected clock; memory is bounded.
+
+Left out while others are there: replicas whose breaker does not let the request through, that hold more than the bound of
+`affinity.load_bound`, whose KV memory is full, and, for an adapter, those that do not have it loaded. A session that asked to stay does so
+within the same bound. Of the rest the cheapest is taken (`prediction.cost_seconds`): what a replica is known to hold of the prompt need not
+be computed there.
+
+A gateway that never saw a prompt's beginning assumes, where there are other gateways, that one of them sent it to that beginning's home by
+hash, and counts it as held there. The beginning meant is the shortest that is not shared by many conversations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from npufleet_gateway.routing import Replica
+from npufleet_gateway.affinity import load_bound, weight
+from npufleet_gateway.breaker import Breaker, BreakerState
+from npufleet_gateway.prediction import KV_FULL_PERCENT, ReplicaFigures, Speed, Speeds, cost_seconds, known_speeds, trust
+from npufleet_gateway.prefix_index import PrefixIndex
+from npufleet_gateway.prompt import NO_PROMPT, Prompt
+from npufleet_gateway.routing import ModelKey, Replica
 
-FIRST_ASIDE_SECONDS = 0.5
-LONGEST_ASIDE_SECONDS = 15.0
-DRAINING_ASIDE_SECONDS = 2.0
-"""A replica that says it drains is usually out of the view before this has passed; if the drain was cancelled, it comes back."""
+BALANCE = 1.25
+"""1 + epsilon of the bounded loads: the value that Mirrokni et al. tell of Vimeo's load balancer."""
+MAX_SESSIONS = 65_536
 
 
-@dataclass(slots=True)
+class Measured:
+    """Speeds that were measured, of one replica or of all replicas of a model."""
+
+    __slots__ = ("prefill", "tpot")
+
+    def __init__(self) -> None:
+        self.prefill = Speed()
+        self.tpot = Speed()
+
+    @property
+    def speeds(self) -> Speeds:
+        """As they stand."""
+        return Speeds(self.prefill.value, self.tpot.value)
+
+
 class _Load:
-    outstanding: int = 0
-    last_pick: int = 0
-    failures: int = 0
-    aside_until: float = 0.0
+    __slots__ = ("breaker", "computed", "figures", "foreign", "last_pick", "measured", "outstanding", "prefill_tokens")
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+        self.prefill_tokens = 0
+        """Of requests without a first token: what is yet to be computed."""
+        self.computed = 0
+        """Prompt tokens sent here that were not thought to be cached."""
+        self.last_pick = 0
+        self.breaker = Breaker()
+        self.figures: ReplicaFigures | None = None
+        self.foreign = 0
+        """Requests that the last report shows beyond what this gateway had outstanding: other gateways'."""
+        self.measured = Measured()
+
+
+class Lease:
+    """One request at one replica, from the pick to its end."""
+
+    __slots__ = ("_ahead", "_balancer", "_load", "_prefilling", "_probe", "_started", "new_tokens", "replica")
+
+    def __init__(self, balancer: Balancer, load: _Load, replica: Replica, new_tokens: int) -> None:
+        self._balancer = balancer
+        self._load: _Load | None = load
+        self._prefilling = True
+        self._ahead = load.prefill_tokens + new_tokens
+        self._started = balancer.clock()
+        self._probe = load.breaker.state(self._started) is BreakerState.HALF_OPEN
+        self.replica = replica
+        self.new_tokens = new_tokens
+        """Prompt tokens that the replica is not thought to hold."""
+        load.outstanding += 1
+        load.prefill_tokens += new_tokens
+        load.breaker.probing = load.breaker.probing or self._probe
+
+    def first_token(self) -> None:
+        """The first token came: the prompt is computed. Only for streams, whose first token can be seen."""
+        load = self._load
+        if load is None or not self._prefilling:
+            return
+        self._computed(load)
+        seconds = self._balancer.clock() - self._started
+        for measured in (load.measured, self._balancer.typical(self.replica.model_key)):
+            measured.prefill.observe(seconds, self._ahead)
+
+    def release(self, tpot_ms: float | None = None) -> None:
+        """The request has ended, however it ended. Harmless when repeated."""
+        load, self._load = self._load, None
+        if load is None:
+            return
+        self._computed(load)
+        load.outstanding -= 1
+        if self._probe:
+            load.breaker.probing = False
+        if tpot_ms is not None:
+            for measured in (load.measured, self._balancer.typical(self.replica.model_key)):
+                measured.tpot.observe(tpot_ms / 1000, 1)
+
+    def _computed(self, load: _Load) -> None:
+        if self._prefilling:
+            self._prefilling = False
+            load.prefill_tokens -= self.new_tokens
 
 
 class Balancer:
-    """Outstanding requests and failures of each replica, by pod UID."""
+    """Load, speed, failures and prefixes of each replica, by pod UID."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], index: PrefixIndex | None = None) -> None:
+        self.clock = clock
+        self.gateways = 1
+        """Gateways that serve the pool, this one included."""
+        self._index = index if index is not None else PrefixIndex()
         self._loads: dict[str, _Load] = {}
+        self._typical: dict[ModelKey, Measured] = {}
+        self._sessions: OrderedDict[int, str] = OrderedDict()
         self._picks = 0
 
-    def pick(self, replicas: Iterable[Replica], excluded: Collection[str] = ()) -> Replica | None:
-        """The replica with the fewest outstanding requests; of equals, the one picked longest ago.
+    def acquire(self, replicas: Iterable[Replica], excluded: Collection[str] = (), prompt: Prompt = NO_PROMPT) -> Lease | None:
+        """Pick a replica for `prompt` and count the request there until the lease is released. None if all are in `excluded` (pod UIDs).
 
-        Replicas set aside are chosen only if there is no other; those in `excluded` (pod UIDs) never.
+        Replicas that should be left alone are chosen only if there is no other.
         """
-        now = self._clock()
-        best: Replica | None = None
-        best_rank = (True, 0, 0)
-        for replica in replicas:
-            if replica.pod_uid in excluded:
-                continue
-            load = self._loads.get(replica.pod_uid)
-            rank = (load.aside_until > now, load.outstanding, load.last_pick) if load else (False, 0, 0)
-            if best is None or rank < best_rank:
-                best, best_rank = replica, rank
-        return best
-
-    def started(self, replica: Replica) -> None:
-        """A request was sent to `replica`."""
-        load = self._loads.setdefault(replica.pod_uid, _Load())
-        load.outstanding += 1
+        candidates = [replica for replica in replicas if replica.pod_uid not in excluded]
+        if not candidates:
+            return None
+        now = self.clock()
+        loads = [self._load(replica) for replica in candidates]
+        depths, shared = self._depths(candidates, loads, prompt)
+        number = self._choose(candidates, loads, prompt, depths, shared, now) if len(candidates) > 1 else 0
+        replica, load = candidates[number], loads[number]
+        lease = Lease(self, load, replica, prompt.tokens - prompt.tokens_to(depths.get(replica.pod_uid, 0)))
         self._picks += 1
         load.last_pick = self._picks
-
-    def finished(self, replica: Replica) -> None:
-        """A request that was sent to `replica` has ended, however it ended."""
-        load = self._loads.get(replica.pod_uid)
-        if load is not None:
-            load.outstanding = max(0, load.outstanding - 1)
+        load.computed += lease.new_tokens
+        if prompt.hashes:
+            self._index.add(prompt.hashes, replica.pod_uid, load.computed)
+        if prompt.session is not None:
+            self._sessions[prompt.session] = replica.pod_uid
+            self._sessions.move_to_end(prompt.session)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        return lease
 
     def succeeded(self, replica: Replica) -> None:
         """`replica` answered: what it failed before is forgotten."""
         load = self._loads.get(replica.pod_uid)
-        if load is not None and load.failures:
-            load.failures = 0
-            load.aside_until = 0.0
+        if load is not None and load.breaker.failures:
+            load.breaker.succeeded()
 
     def failed(self, replica: Replica) -> None:
-        """`replica` could not be reached or is not ready: set aside, for twice as long each time in a row."""
-        load = self._loads.setdefault(replica.pod_uid, _Load())
-        load.failures += 1
-        seconds = min(LONGEST_ASIDE_SECONDS, FIRST_ASIDE_SECONDS * 2.0 ** min(load.failures - 1, 16))
-        load.aside_until = self._clock() + seconds
+        """`replica` could not be reached or is not ready."""
+        self._load(replica).breaker.failed(self.clock())
 
     def draining(self, replica: Replica) -> None:
-        """`replica` refused because it drains: set aside without counting a failure."""
-        load = self._loads.setdefault(replica.pod_uid, _Load())
-        load.aside_until = max(load.aside_until, self._clock() + DRAINING_ASIDE_SECONDS)
+        """`replica` refused because it drains."""
+        self._load(replica).breaker.draining(self.clock())
+
+    def reported(self, pod_uid: str, figures: ReplicaFigures) -> None:
+        """What a replica's monitor says."""
+        load = self._loads.get(pod_uid)
+        if load is None:
+            load = self._loads[pod_uid] = _Load()
+        load.figures = figures
+        load.foreign = max(0, figures.running + figures.waiting - load.outstanding)
 
     def outstanding(self, pod_uid: str) -> int:
         """Requests that are running on a replica through this gateway."""
         load = self._loads.get(pod_uid)
         return load.outstanding if load else 0
 
-    def retain(self, pod_uids: Collection[str]) -> None:
-        """Forget replicas that are gone and have nothing outstanding."""
+    def breaker_state(self, pod_uid: str) -> BreakerState:
+        """State of a replica's breaker."""
+        load = self._loads.get(pod_uid)
+        return load.breaker.state(self.clock()) if load else BreakerState.CLOSED
+
+    def typical(self, key: ModelKey) -> Measured:
+        """Speeds over all replicas of a model: what a replica that was not measured yet is taken for."""
+        found = self._typical.get(key)
+        if found is None:
+            found = self._typical[key] = Measured()
+        return found
+
+    def retain(self, pod_uids: Collection[str], keys: Collection[ModelKey] = ()) -> None:
+        """Forget replicas that are gone and have nothing outstanding, and models that are gone."""
         self._loads = {uid: load for uid, load in self._loads.items() if load.outstanding or uid in pod_uids}
+        self._typical = {key: typical for key, typical in self._typical.items() if key in keys}
+
+    def _load(self, replica: Replica) -> _Load:
+        load = self._loads.get(replica.pod_uid)
+        if load is None:
+            load = self._loads[replica.pod_uid] = _Load()
+        return load
+
+    def _depths(self, candidates: Sequence[Replica], loads: Sequence[_Load], prompt: Prompt) -> tuple[dict[str, int], int]:
+        if not prompt.hashes:
+            return {}, 0
+        computed = {replica.pod_uid: load.computed for replica, load in zip(candidates, loads, strict=True)}
+        capacities = {
+            replica.pod_uid: load.figures.kv_cache_tokens
+            for replica, load in zip(candidates, loads, strict=True)
+            if load.figures is not None and load.figures.kv_cache_tokens is not None
+        }
+        return self._index.depths(prompt.hashes, computed, capacities)
+
+    def _choose(
+        self, candidates: Sequence[Replica], loads: Sequence[_Load], prompt: Prompt, depths: dict[str, int], shared: int, now: float
+    ) -> int:
+        held = [_held(load, now) for load in loads]
+        through = [number for number, load in enumerate(loads) if load.breaker.lets_through(now)] or list(range(len(loads)))
+        within = _within(through, held)
+        if prompt.session is not None:
+            return self._session_place(prompt.session, within, candidates)
+        eligible = [number for number in within if not _full(loads[number], now)] or within
+        if prompt.adapter:
+            eligible = [number for number in eligible if _has_adapter(loads[number], prompt.adapter)] or eligible
+        supposed, supposed_tokens = -1, 0
+        if self.gateways > 1 and shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared:
+            supposed = max(eligible, key=lambda number: weight(prompt.hashes[shared], candidates[number].pod_uid))
+            supposed_tokens = prompt.tokens
+        typical = self.typical(candidates[0].model_key).speeds
+        mean = max(1.0, sum(held) / len(held))
+        best, best_rank = eligible[0], (float("inf"), 0.0, 0)
+        for number in eligible:
+            load = loads[number]
+            cached = supposed_tokens if number == supposed else prompt.tokens_to(depths.get(candidates[number].pod_uid, 0))
+            rank = (_cost(load, prompt.tokens, prompt.tokens - cached, held[number] / mean, typical, now), held[number], load.last_pick)
+            if rank < best_rank:
+                best, best_rank = number, rank
+        return best
+
+    def _session_place(self, session: int, within: Sequence[int], candidates: Sequence[Replica]) -> int:
+        """Where the session was, if it may stay there, else the first in its own order."""
+        last = self._sessions.get(session)
+        for number in within:
+            if candidates[number].pod_uid == last:
+                return number
+        return max(within, key=lambda number: weight(session, candidates[number].pod_uid))
+
+
+def _cost(load: _Load, tokens: int, new_tokens: int, held_over_mean: float, typical: Speeds, now: float) -> float:
+    figures = load.figures
+    ahead = float(load.prefill_tokens)
+    reported = Speeds()
+    if figures is not None and (trusted := trust(now - figures.time)):
+        reported = Speeds(figures.prefill_seconds_per_token, figures.tpot_seconds)
+        # Whoever waits there for another gateway is taken for as long as this one.
+        ahead += trusted * figures.waiting * load.foreign / max(1, figures.running + figures.waiting) * tokens
+    prefill, tpot = known_speeds((load.measured.speeds, reported, typical))
+    return cost_seconds(ahead, new_tokens, held_over_mean, prefill, tpot)
+
+
+def _held(load: _Load, now: float) -> float:
+    """Requests at a replica: this gateway's, and other gateways' as far as the last report can be trusted."""
+    foreign = load.foreign * trust(now - load.figures.time) if load.figures is not None and load.foreign else 0.0
+    return load.outstanding + foreign
+
+
+def _within(numbers: Sequence[int], held: Sequence[float]) -> list[int]:
+    """Those that hold no more than the bound once the request is added; the least loaded always."""
+    bound = load_bound((sum(held[number] for number in numbers) + 1) / len(numbers), BALANCE)
+    least = min(held[number] for number in numbers)
+    return [number for number in numbers if held[number] + 1 <= bound or held[number] == least]
+
+
+def _full(load: _Load, now: float) -> bool:
+    figures = load.figures
+    if figures is None or figures.kv_cache_percent is None:
+        return False
+    return figures.kv_cache_percent >= KV_FULL_PERCENT and trust(now - figures.time) > 0
+
+
+def _has_adapter(load: _Load, adapter: str) -> bool:
+    return load.figures is not None and adapter in load.figures.adapters

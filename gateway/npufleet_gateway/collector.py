@@ -13,6 +13,7 @@ from yarl import URL
 from npufleet_api.contract import REPORT_PATH
 from npufleet_api.report import MAX_MONITOR_REPORT_BYTES, MonitorReport, ReportError, parse_monitor_report
 from npufleet_gateway.metrics import Metrics
+from npufleet_gateway.prediction import ReplicaFigures
 from npufleet_gateway.routing import Replica, ReplicaState
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.view import ClusterView
@@ -21,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 KEEP_SECONDS = 60.0
 """A monitor that cannot be reached keeps its last report, with its age, for so long."""
+
+
+Learn = Callable[[str, ReplicaFigures], None]
+"""Takes the figures of the replica with a pod UID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,29 @@ def check_identity(report: MonitorReport, replica: Replica, pool: str) -> None:
             raise ReportError(f"{name} is {claim!r}, but the report was fetched from a pod whose {name} is {truth!r}")
 
 
+def figures_of(report: MonitorReport, now: float) -> ReplicaFigures | None:
+    """What routing needs of a report that arrived at `now`; None if it has no figures. Their age at the monitor counts."""
+    engine = report.engine
+    if engine is None:
+        return None
+    return ReplicaFigures(
+        time=now - (report.engine_age_seconds or 0.0),
+        running=engine.running,
+        waiting=engine.waiting,
+        kv_cache_percent=report.utilisation.kv_cache_percent,
+        tpot_seconds=None if engine.tpot_p50_ms is None else engine.tpot_p50_ms / 1000,
+    )
+
+
 class Collector:
     """The latest report of each replica, by pod UID."""
 
-    def __init__(self, view: ClusterView, metrics: Metrics, settings: GatewaySettings, clock: Callable[[], float]) -> None:
+    def __init__(self, view: ClusterView, metrics: Metrics, settings: GatewaySettings, clock: Callable[[], float], learn: Learn) -> None:
         self._view = view
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
+        self._learn = learn
         self._collected: dict[str, Collected] = {}
         self._slots = asyncio.Semaphore(settings.collect_concurrency)
 
@@ -95,6 +115,9 @@ class Collector:
             if found.error is not None and found.error != previous.error:
                 logger.warning("report of %s/%s: %s", replica.namespace, replica.pod_name, found.error)
             self._collected[replica.pod_uid] = found
+            figures = figures_of(found.report, self._clock()) if result == "ok" and found.report is not None else None
+            if figures is not None:
+                self._learn(replica.pod_uid, figures)
             self._metrics.reports.labels(result).inc()
 
     def _judge(self, raw: bytes, replica: Replica) -> tuple[Collected, str]:

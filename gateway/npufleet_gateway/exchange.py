@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from npufleet_api.slo import Exchange, Outcome, outcome_of_status, tpot_ms
 from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
-from npufleet_gateway.balancer import Balancer
+from npufleet_gateway.balancer import Balancer, Lease
 from npufleet_gateway.connection import Connection, Head
 from npufleet_gateway.errors import (
     ApiError,
@@ -21,6 +21,7 @@ from npufleet_gateway.errors import (
     upstream_timeout,
 )
 from npufleet_gateway.metrics import Metrics
+from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.sse import TokenCounter
@@ -78,6 +79,7 @@ class LiveExchange:
         model: Model,
         request_id: str,
         arrived: float,
+        prompt: Prompt = NO_PROMPT,
         *,
         streams: bool,
     ) -> None:
@@ -89,6 +91,8 @@ class LiveExchange:
         self.model = model
         self.request_id = request_id
         self._arrived = arrived
+        self._prompt = prompt
+        self._lease: Lease | None = None
         self._streams = streams
         self._counter = TokenCounter()
         self.watch: ClientWatch | None = None
@@ -121,15 +125,18 @@ class LiveExchange:
 
     def result(self) -> Exchange:
         """How the request ended, as its client saw it."""
-        counter = self._counter
-        first, last = counter.first_token_time, counter.last_token_time
+        first = self._counter.first_token_time
         return Exchange(
             outcome=self._outcome or Outcome.SERVER_ERROR,
             streamed=self._streams,
             elapsed_ms=(self._context.clock() - self._arrived) * 1000,
             ttft_ms=None if first is None else (first - self._arrived) * 1000,
-            tpot_ms=None if first is None or last is None else tpot_ms(first, last, counter.tokens),
+            tpot_ms=self._tpot_ms(),
         )
+
+    def _tpot_ms(self) -> float | None:
+        first, last = self._counter.first_token_time, self._counter.last_token_time
+        return None if first is None or last is None else tpot_ms(first, last, self._counter.tokens)
 
     async def _attempts(self) -> None:
         context = self._context
@@ -137,20 +144,24 @@ class LiveExchange:
         failure: Retry | None = None
         while len(tried) < context.settings.max_attempts:
             route = context.view.table.find(self._name)
-            replica = context.balancer.pick(route.ready, tried) if route is not None and route.model.uid == self.model.uid else None
-            if replica is None:
+            lease = (
+                context.balancer.acquire(route.ready, tried, self._prompt)
+                if route is not None and route.model.uid == self.model.uid
+                else None
+            )
+            if lease is None:
                 if failure is None:
                     states = route.states() if route is not None else "it was deleted"
                     raise no_ready_replica(self._name, states, context.settings.retry_after_seconds)
                 break
             if failure is not None:
                 context.metrics.retries.labels(failure.reason).inc()
-            tried.add(replica.pod_uid)
-            context.balancer.started(replica)
+            self._lease = lease
+            tried.add(lease.replica.pod_uid)
             try:
-                failure = await self._attempt(replica)
+                failure = await self._attempt(lease.replica)
             finally:
-                context.balancer.finished(replica)
+                lease.release(self._tpot_ms())
             if failure is None:
                 return
         if failure is not None and failure.unavailable:
@@ -205,7 +216,10 @@ class LiveExchange:
         chunk = await connection.read()
         await self._begin(answer, replica)
         while chunk:
+            waiting = counter.first_token_time is None
             counter.feed(chunk, clock())
+            if waiting and counter.first_token_time is not None and self._lease is not None:
+                self._lease.first_token()
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             chunk = await connection.read()
         self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(answer.status)

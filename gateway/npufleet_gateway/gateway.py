@@ -57,7 +57,7 @@ class Gateway:
         self.balancer = Balancer(clock)
         self.accounting = Accounting(clock, settings.window_seconds)
         self.metrics = Metrics(self._samples)
-        self.collector = Collector(self.view, self.metrics, settings, clock)
+        self.collector = Collector(self.view, self.metrics, settings, clock, self.balancer.reported)
         self.reflectors: tuple[Reflector, ...] = ()
         self._clock = clock
         self._kube = kube
@@ -161,7 +161,7 @@ class Gateway:
         keys = {route.model.key for route in table.routes}
         self.accounting.retain(keys)
         self.metrics.retain(keys)
-        self.balancer.retain({replica.pod_uid for route in table.routes for replica in route.replicas})
+        self.balancer.retain({replica.pod_uid for route in table.routes for replica in route.replicas}, keys)
 
     def _view_age_seconds(self) -> float | None:
         if not self.view.synced:

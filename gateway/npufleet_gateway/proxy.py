@@ -8,26 +8,37 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from npufleet_api.contract import SESSION_HEADER
 from npufleet_api.slo import Exchange, Outcome
 from npufleet_gateway.accounting import Accounting
-from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Receive, Scope, Send, read_body, send_error
+from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
 from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found
 from npufleet_gateway.exchange import Context, LiveExchange
+from npufleet_gateway.prompt import Prompt
+from npufleet_gateway.routing import ModelRoute, adapter_of
 from npufleet_gateway.upstream import request_id_of
 
 logger = logging.getLogger(__name__)
 
 PROXIED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"})
 SWEEP_SECONDS = 5.0
+SESSION_HEADER_BYTES = SESSION_HEADER.encode()
 
 
 class RequestHead(BaseModel):
-    """What the gateway reads of a body. The rest is checked as JSON, but never turned into Python objects."""
+    """What the gateway reads of a body: the model, and what routing needs of the prompt. The rest is checked as JSON, but never turned into
+    Python objects.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str = Field(min_length=1, max_length=512)
     stream: Any = None
+    messages: Any = None
+    prompt: Any = None
+    tools: Any = None
+    prompt_cache_key: Any = None
+    cache_salt: Any = None
 
 
 class Proxy:
@@ -60,7 +71,8 @@ class Proxy:
             context.metrics.rejected.labels(str(error.status)).inc()
             await send_error(send, error, request_id, context.extra_headers())
             return
-        live = LiveExchange(context, scope, send, body, head.model, route.model, request_id, arrived, streams=head.stream is True)
+        prompt = read_prompt(head, scope["headers"], route, len(body))
+        live = LiveExchange(context, scope, send, body, head.model, route.model, request_id, arrived, prompt, streams=head.stream is True)
         self._accounting.started(route.model.key)
         self._live.add(live)
         try:
@@ -103,6 +115,23 @@ def parse_head(body: bytes) -> RequestHead:
     if not first["loc"]:
         raise bad_request("The request body is not a JSON object.")
     raise bad_request(f"model: {first['msg']}.", "model")
+
+
+def read_prompt(head: RequestHead, headers: Headers, route: ModelRoute, body_bytes: int) -> Prompt:
+    """What routing needs of the prompt."""
+    session = next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER_BYTES), "")
+    if not session and isinstance(head.prompt_cache_key, str):
+        session = head.prompt_cache_key
+    return Prompt.read(
+        route.model.qualified_name,
+        messages=head.messages,
+        prompt=head.prompt,
+        tools=head.tools,
+        salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
+        adapter=adapter_of(head.model, route),
+        session=session,
+        body_bytes=body_bytes,
+    )
 
 
 def _log(live: LiveExchange, exchange: Exchange) -> None:

@@ -98,8 +98,14 @@ class RoutingTable:
     by_name: Mapping[str, ModelRoute] = field(default_factory=dict)
 
     def find(self, name: str) -> ModelRoute | None:
-        """The route of a served name or of namespace/name."""
-        return self.by_name.get(name)
+        """The route of a served name or of namespace/name, either with an adapter behind a colon (see `adapter_of`)."""
+        route = self.by_name.get(name)
+        return route if route is not None else self.by_name.get(name.rpartition(":")[0])
+
+
+def adapter_of(name: str, route: ModelRoute) -> str:
+    """The adapter that a client's model name asks for: what stands behind the last colon of `base:adapter`; empty for the model itself."""
+    return "" if name in (route.public_name, route.model.qualified_name) else name.rpartition(":")[2]
 
 
 def build_table(models: Iterable[Model], replicas: Iterable[Replica]) -> RoutingTable:

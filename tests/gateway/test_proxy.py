@@ -584,10 +584,44 @@ async def test_a_fault_of_the_gateway_is_an_openai_500(pool: Loopback, monkeypat
     def broken(*_: object) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(pool.gateway.balancer, "pick", broken)
+    monkeypatch.setattr(pool.gateway.balancer, "acquire", broken)
     async with pool.post() as response:
         assert response.status == 500
         assert (await error_of(response))["code"] == "internal_error"
     monkeypatch.undo()
     async with pool.post() as response:
         assert response.status == 200
+
+
+async def replicas_of(pool: Loopback, body: dict[str, object], times: int, headers: dict[str, str] | None = None) -> set[str]:
+    found = set()
+    for _ in range(times):
+        async with pool.post(body, headers=headers) as response:
+            assert response.status == 200
+            found.add(response.headers["x-npufleet-replica"])
+    return found
+
+
+async def test_a_conversation_stays_with_one_replica_and_others_spread(pool: Loopback) -> None:
+    for _ in range(3):
+        await pool.engine()
+    turns = [{"role": "user", "content": "a long question " * 200}]
+    first = await replicas_of(pool, {"model": "chat", "messages": turns}, 4)
+    turns = [*turns, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and then?"}]
+    assert len(first) == 1
+    assert await replicas_of(pool, {"model": "chat", "messages": turns}, 4) == first
+    assert len(await replicas_of(pool, {"model": "chat", "messages": []}, 6)) == 3
+
+
+async def test_a_session_stays_with_one_replica_when_asked(pool: Loopback) -> None:
+    for _ in range(3):
+        await pool.engine()
+    assert len(await replicas_of(pool, {"model": "chat", "messages": []}, 6, {"x-npufleet-session": "s1"})) == 1
+    assert len(await replicas_of(pool, {"model": "chat", "messages": [], "prompt_cache_key": "s1"}, 6)) == 1
+
+
+async def test_an_adapters_name_goes_to_its_model_as_it_is(pool: Loopback) -> None:
+    engine = await pool.engine()
+    async with pool.post({"model": "chat:sql", "messages": []}) as response:
+        assert response.status == 200
+    assert json.loads(engine.bodies[0])["model"] == "chat:sql"

@@ -1,0 +1,95 @@
+"""What sending a request to a replica costs: the time until it is done there, and what it takes from others. Pure.
+
+cost in seconds = (prompt tokens ahead + (1 + QUEUE_EXTERNALITY) × own tokens that are not cached) × seconds per prompt token
+                + EXPECTED_OUTPUT_TOKENS × seconds per output token × (1 + BATCH_SLOWDOWN × (requests held / mean − 1))
+
+The second term is how a batch slows decoding. Both speeds are measured: by this gateway, else by the replica's monitor, else on other
+replicas of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+EXPECTED_OUTPUT_TOKENS = 256
+QUEUE_EXTERNALITY = 4.0
+"""A token computed although another replica holds it delays what queues behind. In an M/M/1 queue, work adds ρ/(1-ρ) of its length to
+others' waiting: 4 at ρ = 0.8.
+"""
+BATCH_SLOWDOWN = 0.25
+"""The share of a decode step that grows with the batch: reading weights, which does not, is most of a step until batches are large."""
+DEFAULT_PREFILL_SECONDS_PER_TOKEN = 1 / 5000
+DEFAULT_TPOT_SECONDS = 0.04
+"""Until a replica, or another of its model, was measured. Order of magnitude of a 13 B model on one 910B."""
+REPORT_TRUST_SECONDS = 30.0
+"""A report's weight falls from 1 to 0 over this age."""
+MEMORY_SAMPLES = 50.0
+"""Speeds forget: after so many further requests a measurement counts for 1/e."""
+KV_FULL_PERCENT = 95.0
+"""Above this a replica preempts or queues what is sent to it."""
+
+
+class Speed:
+    """Seconds per token: a ratio of sums that forget, so that long prompts, which measure well, count for more than short ones."""
+
+    __slots__ = ("_seconds", "_tokens")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    def observe(self, seconds: float, tokens: float) -> None:
+        """`tokens` took `seconds`; what cannot be is ignored."""
+        if tokens <= 0 or seconds < 0:
+            return
+        keep = 1 - 1 / MEMORY_SAMPLES
+        self._seconds = self._seconds * keep + seconds
+        self._tokens = self._tokens * keep + tokens
+
+    @property
+    def value(self) -> float | None:
+        """Seconds per token; None before anything was observed."""
+        return self._seconds / self._tokens if self._tokens > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """What a replica's monitor says of it. `time` is the balancer's clock when the figures were true."""
+
+    time: float
+    running: int = 0
+    waiting: int = 0
+    kv_cache_percent: float | None = None
+    kv_cache_tokens: int | None = None
+    prefill_seconds_per_token: float | None = None
+    tpot_seconds: float | None = None
+    adapters: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Seconds per prompt token and per output token, as far as they are known."""
+
+    prefill: float | None = None
+    tpot: float | None = None
+
+
+def known_speeds(sources: Iterable[Speeds]) -> tuple[float, float]:
+    """The first known value of each, else the defaults."""
+    prefill = tpot = None
+    for source in sources:
+        prefill = source.prefill if prefill is None else prefill
+        tpot = source.tpot if tpot is None else tpot
+    return (DEFAULT_PREFILL_SECONDS_PER_TOKEN if prefill is None else prefill, DEFAULT_TPOT_SECONDS if tpot is None else tpot)
+
+
+def trust(age_seconds: float) -> float:
+    """Weight of figures of that age, 1 to 0."""
+    return min(1.0, max(0.0, 1 - age_seconds / REPORT_TRUST_SECONDS))
+
+
+def cost_seconds(tokens_ahead: float, new_tokens: float, held_over_mean: float, prefill: float, tpot: float) -> float:
+    """The cost above; `prefill` and `tpot` in seconds per token."""
+    decode = EXPECTED_OUTPUT_TOKENS * tpot * (1 + BATCH_SLOWDOWN * (held_over_mean - 1))
+    return (tokens_ahead + (1 + QUEUE_EXTERNALITY) * new_tokens) * prefill + decode
