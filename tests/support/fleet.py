@@ -5,7 +5,7 @@ It does what a kubelet, a scheduler and an engine would do, without any of them:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -140,8 +140,13 @@ class Fleet:
 
     def settle(self, limit: int = 300) -> int:
         """Step until a plan asks for nothing more; returns the steps that it took. Fails when it does not come to rest."""
+        return self.settle_with(lambda: None, limit)
+
+    def settle_with(self, before_each: Callable[[], None], limit: int = 300) -> int:
+        """The same, with something that happens before each step."""
         still = 0
         for taken in range(limit):
+            before_each()
             still = still + 1 if is_quiet(self.step()) and not any(self._moves(pod) for pod in self.pods.values()) else 0
             if still == 3:
                 return taken

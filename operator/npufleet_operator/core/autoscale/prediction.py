@@ -50,13 +50,13 @@ def misses(r: ReplicaSignals, slo: Slo | None, ratio: float = 1.0, margin: float
     return slo.tpot_milliseconds is not None and predicted_tpot_ms(r, ratio) > slo.tpot_milliseconds * margin
 
 
-def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, slo: Slo | None) -> str:
-    """Why one replica fewer would be too few, or nothing where the rest can carry the load: load * N / (N - 1) must meet every target
-    and fit KV cache and compute, with margin, on every replica."""
-    if ready <= 1:
+def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, left: int, slo: Slo | None) -> str:
+    """Why `left` replicas would be too few for what `ready` of them carry now, or nothing where they can: load * ready / left must meet
+    every target and fit KV cache and compute, with margin, on every replica."""
+    if left < 1:
         busy = sum(r.in_flight + r.running + r.waiting for r in replicas)
         return "" if busy == 0 else "the only replica has requests"
-    ratio = ready / (ready - 1)
+    ratio = max(1.0, ready / left)
     for r in replicas:
         for name, share in (("KV cache", r.kv_cache), ("compute", r.compute)):
             if share is not None and share * ratio > MARGIN:

@@ -133,7 +133,8 @@ class _View:
         loading = [pod for pod in replicas.live if not pod.engine_ready]
         self._pending = sum((now - pod.created).total_seconds() <= horizon for pod in loading)
         """Loading replicas that count as supply: those that may still be within their usual load time."""
-        self._late = len(loading) - self._pending
+        self._unsettled = bool(loading or replicas.outdated or replicas.leaving)
+        """Replicas come or go, also by a rollout: what each carries says little of what it will."""
         self.floor = self._forecast_floor()
 
     def verdict(self) -> _Verdict:
@@ -226,7 +227,7 @@ class _View:
 
     def _shrink(self) -> _Verdict | None:
         base, s = self._base, self._s
-        if base <= max(1, self.lowest, self.floor) or self._pending or self._late:
+        if base <= max(1, self.lowest, self.floor) or self._unsettled:
             return None
         if s.data is DataState.PARTIAL:
             return _Verdict(base, Reason.HOLD_NO_DATA, "some replicas or gateways do not report: nothing is taken away")
@@ -235,8 +236,8 @@ class _View:
         low = s.attainment is not None and self._slo is not None and 100 * s.attainment < self._slo.attainment_percent
         if low and s.judged >= MIN_JUDGED:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, "clients do not get what they are promised")
-        why = unsafe_to_remove(s.replicas, s.ready, self._slo)
-        if not why and self._capacity.concurrency and s.in_flight > (s.ready - 1) * self._capacity.concurrency * MARGIN:
+        why = unsafe_to_remove(s.replicas, s.ready, base - 1, self._slo)
+        if not why and self._capacity.concurrency and s.in_flight > (base - 1) * self._capacity.concurrency * MARGIN:
             why = f"{s.in_flight} requests are in flight, one replica is known to carry {self._capacity.concurrency}"
         if why:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, why)
