@@ -8,10 +8,9 @@ from pathlib import Path
 WORKER = b"npufleet_pod.engine.distributed.worker"
 
 
-def rank_pids(parent: int | None = None) -> list[int]:
-    """Processes of ranks 1 and up that `parent`, or this process, started, in the order of the ranks."""
-    parent = os.getpid() if parent is None else parent
-    found = []
+def worker_pids() -> dict[int, int]:
+    """Every such process that this one sees, with its parent."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -20,9 +19,15 @@ def rank_pids(parent: int | None = None) -> list[int]:
             stat = (entry / "stat").read_text()
         except OSError:
             continue
-        if WORKER in command and int(stat.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(entry.name))
-    return sorted(found)
+        if WORKER in command:
+            found[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def rank_pids(parent: int | None = None) -> list[int]:
+    """Processes of ranks 1 and up that `parent`, or this process, started, in the order of the ranks."""
+    own = os.getpid() if parent is None else parent
+    return sorted(pid for pid, started_by in worker_pids().items() if started_by == own)
 
 
 def is_gone(pid: int) -> bool:

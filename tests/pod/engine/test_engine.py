@@ -22,6 +22,7 @@ from npufleet_pod.errors import (
     LoadCancelledError,
     ModelError,
     QueueFullError,
+    RankError,
 )
 from npufleet_pod.tokenizer import load_tokenizer
 from support.local_engine import Recorder, collect, generate, local_engine, request
@@ -253,3 +254,52 @@ async def test_stop_while_loading_gives_loading_up() -> None:
     await engine.stop()
     with pytest.raises(LoadCancelledError):
         await engine.wait_ready()
+
+
+class StuckRunner:
+    """Computes until it is let go, as one whose ranks never answer."""
+
+    def __init__(self) -> None:
+        self.computes, self.released = threading.Event(), threading.Event()
+
+    def prepare(self, step: Step, changes: Sequence[Change]) -> None:
+        return None
+
+    def compute(self, batch: None) -> dict[str, SampledToken]:
+        self.computes.set()
+        self.released.wait()
+        return {}
+
+
+class FailingRanks:
+    """Ranks whose failure the test tells."""
+
+    def __init__(self) -> None:
+        self.fail: Callable[[Exception], None] = lambda error: None
+
+    def watch(self, on_failure: Callable[[Exception], None]) -> None:
+        self.fail = on_failure
+
+    def close(self) -> None:
+        pass
+
+
+async def test_an_engine_whose_ranks_fail_ends_though_compute_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npufleet_pod.engine.engine.JOIN_SECONDS", 0.05)
+    runner, ranks = StuckRunner(), FailingRanks()
+    limits = SchedulerLimits(2, 64, 4, 64, kv_blocks=8, kv_block_tokens=16)
+    loaded = LoadedEngine(runner, limits, frozenset(), lambda ids, skip: "", ranks=ranks)
+    engine = Engine(lambda keep_going: loaded, Recorder())
+    engine.start()
+    await engine.wait_ready()
+    generation = engine.submit([request("a", [5, 6], 4)])
+    await asyncio.to_thread(runner.computes.wait)
+    await asyncio.to_thread(ranks.fail, RankError("rank 3 hangs"))
+    with pytest.raises(GenerationError, match="the engine stopped"):
+        await collect(generation)
+    with pytest.raises(RankError, match="rank 3 hangs"):
+        await engine.wait_ended()
+    await engine.stop()
+    with pytest.raises(GenerationError, match="the engine is not running"):
+        engine.submit([request("b", [5, 6], 4)])
+    runner.released.set()

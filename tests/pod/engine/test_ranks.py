@@ -99,6 +99,18 @@ async def test_samples_and_scores_of_prompts_do_not_depend_on_the_ranks(tiny_mod
         assert answer_scores(ours) == pytest.approx(answer_scores(theirs), abs=1e-4)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+async def test_int8_kv_heads_and_rotation_by_length_are_the_ranks_too(ranks: int, tmp_path: Path) -> None:
+    rope = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    model = write_tiny_model(tmp_path / "model", seed=3, max_positions=32, config=rope)
+    prompts = [list(range(3, 90)), list(range(40, 70)), [7, 8, 9]]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 40, "precision": {"kvCache": "Int8"}, "cpu_threads": 1}
+    async with local_engine(model, **settings) as engine:
+        alone = await generate(engine, *[request(str(index), prompt, 12) for index, prompt in enumerate(prompts)])
+    async with local_engine(model, tensor_parallel=ranks, **settings) as engine:
+        assert await generate(engine, *[request(str(index), prompt, 12) for index, prompt in enumerate(prompts)]) == alone
+
+
 def prompt_scores(outputs: list[Any]) -> list[float]:
     return [entry.logprob for entry in outputs[0].prompt_logprobs if entry is not None]
 

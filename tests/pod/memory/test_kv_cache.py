@@ -11,6 +11,7 @@ from npufleet_pod.engine.memory.kv_cache import ZeroCopyKVCache
 from npufleet_pod.engine.memory.kv_parts import PageOrder
 from npufleet_pod.engine.memory.layout import CacheLayout, Copy, Load, Store
 from npufleet_pod.engine.memory.pool import ALIGNMENT_BYTES
+from npufleet_pod.engine.memory.shared import SharedRegion, create_shared
 from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count
 
 LAYOUT = CacheLayout(16, 16, 6)
@@ -91,6 +92,30 @@ def test_static_buffers_share_the_region_and_overlap_nothing() -> None:
     assert slots.data_ptr() % ALIGNMENT_BYTES == positions.data_ptr() % ALIGNMENT_BYTES == cache.keys(0).data_ptr() % ALIGNMENT_BYTES == 0
     with pytest.raises(MemoryStateError, match="'slots' has 128 bytes"):
         cache.static("slots", (17,), torch.int64)
+
+
+@pytest.mark.parametrize("order", PageOrder)
+def test_caches_of_several_ranks_keep_their_parts_of_a_slot_apart(order: PageOrder) -> None:
+    heads = (2, 1, 3)
+    caches = [ZeroCopyKVCache(LAYOUT, LAYERS, count, SIZE, torch.float32, CPU, order, int8_heads=[0, 1]) for count in heads]
+    sizes = [cache.page_bytes for cache in caches]
+    with SharedRegion(create_shared("test"), 4 * sum(sizes)) as host:
+        written = []
+        for rank, cache in enumerate(caches):
+            cache.attach_host(host.buffer, sum(sizes), sum(sizes[:rank]))
+            keys = torch.full((16, heads[rank], SIZE), float(rank + 1))
+            for layer in range(LAYERS):
+                cache.write(layer, torch.arange(16), keys, -keys)
+            written.append([[part.clone() for part in cache.view(layer, slice(0, 16))] for layer in range(LAYERS)])
+            cache.execute([Store(0, 2)])
+        for cache, expected in zip(caches, written, strict=True):
+            cache.execute([Load(2, 5)])
+            for layer in range(LAYERS):
+                found = cache.view(layer, slice(80, 96))
+                assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected[layer], strict=True))
+        with pytest.raises(LayoutError, match="holds no page"):
+            caches[2].attach_host(host.buffer, sum(sizes), sum(sizes[:2]) + 4)
+        del cache, caches
 
 
 def test_a_host_that_is_missing_or_too_small_is_told() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from types import TracebackType
 
 from npufleet_pod.engine.memory.errors import LayoutError, OutOfMemoryError
 
@@ -45,3 +46,9 @@ class SharedRegion:
         """Unmap. Raises BufferError while a view still uses the region."""
         self.buffer.release()
         self._map.close()
+
+    def __enter__(self) -> SharedRegion:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
