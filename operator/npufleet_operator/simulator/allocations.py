@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from npufleet_operator.core.acceptance import class_bounds
-from npufleet_operator.core.capacity import Room
 from npufleet_operator.core.observed import ModelKey
 from npufleet_operator.errors import InputError
 from npufleet_operator.simulator.scenario import Scenario, SimulatedModel
@@ -35,8 +34,13 @@ def fits(scenario: Scenario, allocation: Allocation) -> bool:
         sizes += [model.npus] * allocation[model.key]
     if any(charged[c.name] > class_bounds(c, scenario.npus)[1] for c in scenario.pool.classes):
         return False
-    room = Room({f"node-{i}": scenario.npus_per_node for i in range(scenario.nodes)}, scenario.pool.npus.unit, scenario.npus)
-    return all(room.take(size) for size in sorted(sizes, reverse=True))
+    free = [scenario.npus_per_node - scenario.npus_per_node % scenario.pool.npus.unit] * scenario.nodes
+    for size in sorted(sizes, reverse=True):
+        fitting = [left for left in free if left >= size]
+        if not fitting:
+            return False
+        free[free.index(min(fitting))] -= size
+    return True
 
 
 def static_split(scenario: Scenario) -> Allocation:
