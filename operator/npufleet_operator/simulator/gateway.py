@@ -46,6 +46,8 @@ class _Route:
     known: dict[str, _Target] = field(default_factory=dict)
     """Those that ever took requests: a drain may be cancelled while its requests still run."""
     held: deque[Request] = field(default_factory=deque)
+    last_request: float | None = None
+    """When a request last arrived or ended."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class SimulatedGateway:
         self._pool = pool
         self._finished = finished
         self._picks = 0
+        self._started = clock.now
         self._routes = {model.key: _Route(model, targets(model)) for model in models}
         self._where: dict[int, tuple[_Route, _Target]] = {}
         self._figures: dict[str, deque[_Figures]] = {}
@@ -75,11 +78,13 @@ class SimulatedGateway:
         def end(request: Request, outcome: Outcome) -> None:
             self._leave(request)
             route.window.in_flight -= 1
+            route.last_request = self._clock.now
             judgement = route.window.record(request.exchange(self._clock.now), route.targets, self._clock.now)
             self._finished(request, judgement)
             ended(outcome is Outcome.SERVER_ERROR)
 
         route.window.in_flight += 1
+        route.last_request = self._clock.now
         self._dispatch(route, Request(model, self._clock.now, input_tokens, output_tokens, end, self._retry))
 
     def ready(self, model: ModelKey, pod_uid: str, replica: Replica) -> None:
@@ -167,10 +172,19 @@ class SimulatedGateway:
                     ttft_p95_ms=traffic.ttft_p95_ms,
                     tpot_p50_ms=traffic.tpot_p50_ms,
                     tpot_p95_ms=traffic.tpot_p95_ms,
+                    held=sum(request.outcome is None for request in route.held),
+                    last_request_age_seconds=None if route.last_request is None else now - route.last_request,
                     replicas=[self._replica(route, pod, replicas.get(pod.uid), load_seconds(pod.uid), epoch) for pod in by_model[key]],
                 )
             )
-        return GatewayReport(gateway=f"{self._pool}-gateway", pool=self._pool, time_unix=epoch + now, view_age_seconds=0, models=models)
+        return GatewayReport(
+            gateway=f"{self._pool}-gateway",
+            pool=self._pool,
+            time_unix=epoch + now,
+            view_age_seconds=0,
+            uptime_seconds=now - self._started,
+            models=models,
+        )
 
     def _replica(self, route: _Route, pod: PodView, replica: Replica | None, load_seconds: float | None, epoch: float) -> ReplicaReport:
         target = route.ready.get(pod.uid)

@@ -98,9 +98,10 @@ class Simulation:
         unready = [pod.name for pod in self.cluster.pods.values() if not pod.engine_ready]
         if unready or len(self.cluster.pods) != sum(split.values()):
             raise AssertionError(f"after {BRING_UP_SECONDS:.0f} s of {sum(split.values())} replicas {unready} do not serve")
-        policy.release()
         self._sample()
         self.workload.start(self.clock, self.scenario.models, self._send, self.seconds, self.seed, RETRY_AFTER_SECONDS)
+        # After the first arrivals: a policy takes over a pool under load, not an idle one that it may empty at once.
+        self.clock.after(0, policy.release)
         self.clock.run(self.seconds)
         self.clock.run(self.seconds + TAIL_SECONDS, done=lambda: self._ended == self._sent)
         if self._ended != self._sent:
