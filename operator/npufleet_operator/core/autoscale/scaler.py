@@ -129,10 +129,11 @@ class _View:
         self._idle_limit = spec.scaling.idle_seconds
         self.lowest = spec.scaling.min_replicas
         self._highest = max(spec.scaling.max_replicas or max(1, self.lowest), self.lowest)
-        horizon = capacity.load_seconds * LOAD_ALLOWANCE + LOAD_MARGIN_SECONDS if capacity.load_seconds else UNKNOWN_LOAD_SECONDS
+        self._horizon = capacity.load_seconds * LOAD_ALLOWANCE + LOAD_MARGIN_SECONDS if capacity.load_seconds else UNKNOWN_LOAD_SECONDS
         loading = [pod for pod in replicas.live if not pod.engine_ready]
-        self._pending = sum((now - pod.created).total_seconds() <= horizon for pod in loading)
+        self._pending = sum((now - pod.created).total_seconds() <= self._horizon for pod in loading)
         """Loading replicas that count as supply: those that may still be within their usual load time."""
+        self._late = len(loading) - self._pending
         self._unsettled = bool(loading or replicas.outdated or replicas.leaving)
         """Replicas come or go, also by a rollout: what each carries says little of what it will."""
         self.floor = self._forecast_floor()
@@ -176,11 +177,18 @@ class _View:
             return wish
         if base >= self._highest:
             return _Verdict(base, Reason.CLAMPED_BY_MAXIMUM, f"{wish.message}, but scaling.maxReplicas is {self._highest}: raise it")
-        if wish.wanted <= base:
-            return _Verdict(base, Reason.HOLD_PENDING, f"{wish.message}, but {self._pending} replica(s) are loading")
+        if wish.wanted <= base or self._waits_for_late():
+            return _Verdict(base, Reason.HOLD_PENDING, f"{wish.message}, but {self._pending + self._late} replica(s) are loading")
         if self._left(self._down) > 0:
             return _Verdict(base, Reason.HOLD_COOLDOWN, f"{wish.message}, but one was taken away less than {self._cooldown} s ago")
         return _Verdict(min(wish.wanted, max(base * GROWTH, base + 2), self._highest), wish.reason, wish.message)
+
+    def _waits_for_late(self) -> bool:
+        """Replicas that take longer than usual no longer count as supply, but each of them makes the next addition wait longer: where none
+        gets to serve, more would not either."""
+        if not self._late or self._up is None:
+            return False
+        return (self._now - self._up).total_seconds() < self._horizon * (1 + self._late)
 
     def _wish(self) -> _Verdict | None:
         """More replicas, or why more would not help."""
