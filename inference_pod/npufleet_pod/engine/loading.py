@@ -47,14 +47,14 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
 
     import torch
 
-    from npufleet_pod.engine.distributed.collective import TorchCollective
+    from npufleet_pod.engine.distributed.collective import SmartAllReduce
     from npufleet_pod.engine.rank import Rank
     from npufleet_pod.engine.rank_loading import load_part, take_cache
     from npufleet_pod.engine.runner import ModelRunner
     from npufleet_pod.engine.warm_up import warm_up
     from npufleet_pod.models.decoder import ALONE
 
-    collective = None if group is None else TorchCollective(0, group.ranks, group.progress)
+    collective = None if group is None else SmartAllReduce(0, group.ranks, group.progress, group.wiring, device)
     decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, keep_going)
     if group is None:
         limits = memory_limits(settings, files, device.free_memory_bytes())
@@ -64,13 +64,13 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
         cache = take_cache(decoder, limits.layout, device)
         page_bytes = [cache.page_bytes]
         if group is not None and collective is not None:
-            page_bytes += connect_group(group, collective, device.collective_backend, limits.layout, keep_going)
+            page_bytes += connect_group(group, collective, limits.layout, keep_going)
         fusion = DynamicFusionManager(settings.fusion_level, files.config.heads)
         runner = ModelRunner(Rank(decoder, cache, device), fusion, group)
         warm_up(runner, limits)
 
         def take_host(size_bytes: int) -> Region:
-            return HostRegion(size_bytes) if group is None else SharedRegion(group.host, size_bytes)
+            return HostRegion(size_bytes) if group is None else SharedRegion(group.wiring.host, size_bytes)
 
         # Last, since the disk's worker has a thread that whoever gets the engine has to end.
         tiers = open_tiers(settings, sum(page_bytes), take=take_host)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed
 
 from npufleet_api.contract import EngineExit
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.distributed.communication import ROUTE_ENV
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.model_files import inspect_model
@@ -25,6 +27,7 @@ from support.prompts import COUNT, PROMPTS
 from support.rank_processes import is_gone, rank_pids
 from support.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "depth 4, chunks of 16": {"pipeline_depth": 4, "max_num_batched_tokens": 16},
     "little memory": {"kv_blocks": 14, "block_size": 16},
@@ -56,6 +59,17 @@ async def test_greedy_tokens_of_rank_processes_equal_transformers(
     if CONFIGURATIONS[name].get("prefix_cache", True):
         assert recorder.found > 0
     assert all(is_gone(pid) for pid in pids)
+
+
+async def test_ranks_that_exchange_through_torch_distributed_say_the_same(
+    tiny_model: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What NPUs do through HCCL is the same code through Gloo here.
+    monkeypatch.setenv(ROUTE_ENV, "backend")
+    async with local_engine(tiny_model, tensor_parallel=3, cpu_threads=1, pipeline_depth=4) as engine:
+        assert distributed.is_initialized()
+        assert await generate(engine, *[request(str(index), prompt, COUNT) for index, prompt in enumerate(PROMPTS)]) == expected
+    assert not distributed.is_initialized()
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -136,14 +150,20 @@ async def failing(model: Path, **settings: Any) -> AsyncIterator[tuple[Engine, l
         yield engine, rank_pids(), end
 
 
-async def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_engine_by_name(tiny_model: Path) -> None:
+@pytest.mark.parametrize("route", ["auto", "backend"])
+async def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_engine_by_name(
+    route: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROUTE_ENV, route)
     async with failing(tiny_model) as (_, pids, end):
         os.kill(pids[1], signal.SIGKILL)
         assert (await end()).startswith(f"rank 2 (pid {pids[1]}) was killed by SIGKILL: if nobody did it, memory ran out")
     assert all(is_gone(pid) for pid in pids)
 
 
-async def test_a_rank_that_is_stopped_ends_the_engine_by_name(tiny_model: Path) -> None:
+@pytest.mark.parametrize("route", ["auto", "backend"])
+async def test_a_rank_that_is_stopped_ends_the_engine_by_name(route: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROUTE_ENV, route)
     async with failing(tiny_model, rank_timeout_seconds=2) as (_, pids, end):
         os.kill(pids[0], signal.SIGSTOP)
         assert await end() == f"rank 1 (pid {pids[0]}) is stopped by a signal: no rank moved for 2 s, rankTimeoutSeconds is 2"

@@ -15,6 +15,7 @@ from openai import OpenAI
 from support.pod_process import PodProcess, start_pod
 from support.rank_processes import is_gone, rank_pids
 
+pytestmark = pytest.mark.slow
 RANKS: dict[str, Any] = {"tensor_parallel": 2, "cpu_threads": 2}
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": "the hello", "max_tokens": 40, "temperature": 0}
 

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined] # not in torch's list of what it exports
 
+from npufleet_pod.engine.device import Device
+from npufleet_pod.engine.distributed.communication import CommunicationSelector, Route, Topology
 from npufleet_pod.engine.distributed.progress import Progress
+from npufleet_pod.engine.distributed.shared_exchange import SharedExchange
+from npufleet_pod.engine.distributed.wiring import Wiring
 from npufleet_pod.errors import DeviceError, ExchangeError, one_line
 
 LOOPBACK = "127.0.0.1"
@@ -39,33 +43,50 @@ def join_store(port: int, ranks: int, timeout_seconds: float) -> TCPStore:
     return TCPStore(LOOPBACK, port, ranks, is_master=False, timeout=timedelta(seconds=timeout_seconds))
 
 
-class TorchCollective:
-    """A `models.collective.Collective`. `connect` comes before the first exchange."""
+class SmartAllReduce:
+    """A `models.collective.Collective` that takes each sum by the route that its size and the ranks' topology call for.
 
-    def __init__(self, rank: int, size: int, progress: Progress) -> None:
+    `connect` comes before the first exchange. Every exchange is counted in `progress` as it begins and as it ends.
+    """
+
+    def __init__(self, rank: int, size: int, progress: Progress, wiring: Wiring, device: Device) -> None:
         self.size = size
         self._rank = rank
         self._progress = progress
+        self._backend = device.collective_backend
+        self._selector = CommunicationSelector(Topology.of(size, device.torch_device.type, os.environ))
+        self._shared = SharedExchange(rank, size, wiring, progress.given_up) if self._selector.topology.host_memory else None
 
-    def connect(self, backend: str, store: Store, timeout_seconds: float) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether exchanges can begin: ranks that share memory are born connected."""
+        return self._shared is not None or distributed.is_initialized()
+
+    def connect(self, store: Store, timeout_seconds: float) -> None:
         """Join the others. Raises DeviceError."""
         # Left to itself, Gloo takes the address that the host's name resolves to, which in a pod is open to the cluster.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
             distributed.init_process_group(
-                backend, store=store, rank=self._rank, world_size=self.size, timeout=timedelta(seconds=PATIENCE * timeout_seconds)
+                self._backend, store=store, rank=self._rank, world_size=self.size, timeout=timedelta(seconds=PATIENCE * timeout_seconds)
             )
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(f"{backend}: the {self.size} ranks cannot be connected: {error}") from error
+            raise DeviceError(f"{self._backend}: the {self.size} ranks cannot be connected: {error}") from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Collective; written over `tensor`. Raises ExchangeError."""
+        route = self._selector.choose(tensor.nbytes)
         with self._exchange():
+            if self._shared is not None and route is not Route.BACKEND:
+                return self._shared.all_reduce(tensor, route)
             distributed.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         """See Collective. Raises ExchangeError."""
+        if self._shared is not None:
+            with self._exchange():
+                return self._shared.all_gather(tensor, sizes)
         rows, widest = tensor.shape[0], max(sizes)
         padded = tensor if tensor.shape[1] == widest else torch.nn.functional.pad(tensor, (0, widest - tensor.shape[1]))
         parts = [tensor.new_empty((rows, widest)) for _ in range(self.size)]
@@ -80,7 +101,8 @@ class TorchCollective:
             yield
         except RuntimeError as error:
             raise ExchangeError(f"exchange between ranks: {one_line(str(error))}") from error
-        self._progress.advance()
+        finally:
+            self._progress.advance()
 
     def close(self) -> None:
         """Leave the others."""

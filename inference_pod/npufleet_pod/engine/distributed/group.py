@@ -18,7 +18,7 @@ from typing import TypeVar
 from npufleet_pod.engine.distributed.messages import Close, Compute, Done, Failed, Order, Prepare, Report, Score, Start
 from npufleet_pod.engine.distributed.process import EXIT_SECONDS, RankProcess
 from npufleet_pod.engine.distributed.progress import Progress
-from npufleet_pod.engine.memory.shared import create_shared
+from npufleet_pod.engine.distributed.wiring import Wiring
 from npufleet_pod.engine.step_input import StepInput
 from npufleet_pod.errors import ExchangeError, LoadCancelledError, RankError, RankStartError
 
@@ -43,10 +43,8 @@ class RankGroup:
         self.ranks = ranks
         self.timeout_seconds = timeout_seconds
         self._clock = clock
-        self.host = create_shared("npufleet-kv-host")
-        """Descriptor of the memory in which pages that left the devices lie."""
-        progress = create_shared("npufleet-progress")
-        self.progress = Progress(progress, ranks, 0)
+        self.wiring = Wiring.create(ranks)
+        self.progress = Progress(self.wiring.progress, ranks, 0)
         self._changed = threading.Condition()
         self._reports: dict[int, list[Report]] = {rank: [] for rank in range(1, ranks)}
         self._failure: Exception | None = None
@@ -59,14 +57,12 @@ class RankGroup:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
             for rank in range(1, ranks):
-                self._processes.append(RankProcess(rank, progress, self.host))
+                self._processes.append(RankProcess(rank, ranks, self.wiring))
             self.broadcast(lambda rank: start(rank))
         except BaseException:
             self._end_processes(kill=True)
-            os.close(self.host)
+            self.wiring.close()
             raise
-        finally:
-            os.close(progress)
         self._watcher.start()
 
     def broadcast(self, order: Callable[[int], Order]) -> None:
@@ -181,7 +177,7 @@ class RankGroup:
         self._watcher.join()
         for process in self._processes:
             process.channel.close()
-        os.close(self.host)
+        self.wiring.close()
         for action in self._at_close:
             action()
 
@@ -216,6 +212,7 @@ class RankGroup:
             self._failure = failure
             on_failure = self._on_failure
             self._changed.notify_all()
+        self.progress.give_up()
         logger.error("ranks end", extra={"reason": str(failure)})
         for process in self._processes:
             process.kill()

@@ -17,7 +17,7 @@ from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.models.sharding import Span, shard
 
 if TYPE_CHECKING:
-    from npufleet_pod.engine.distributed.collective import TorchCollective
+    from npufleet_pod.engine.distributed.collective import SmartAllReduce
 
 
 def start_group(settings: EngineSettings, files: ModelFiles) -> RankGroup:
@@ -48,17 +48,16 @@ def _kv_bytes_per_token(files: ModelFiles, kv_heads: Span) -> int:
     return own.kv_bytes_per_token(kv_heads.count, files.config.head_size)
 
 
-def connect_group(
-    group: RankGroup, collective: TorchCollective, backend: str, layout: CacheLayout, keep_going: Callable[[], bool]
-) -> list[int]:
+def connect_group(group: RankGroup, collective: SmartAllReduce, layout: CacheLayout, keep_going: Callable[[], bool]) -> list[int]:
     """Connect all ranks; gives the size of a KV page of each of the others, by rank."""
     from npufleet_pod.engine.distributed.collective import open_store
 
-    store = open_store(group.ranks, group.timeout_seconds)
-    group.broadcast(lambda _: Connect(store.port, layout))
-    group.at_close(collective.close)
-    with group.explained():
-        collective.connect(backend, store, group.timeout_seconds)
+    store = None if collective.connected else open_store(group.ranks, group.timeout_seconds)
+    group.broadcast(lambda _: Connect(None if store is None else store.port, layout))
+    if store is not None:
+        group.at_close(collective.close)
+        with group.explained():
+            collective.connect(store, group.timeout_seconds)
     connected = group.collect(Connected, keep_going)
     return [connected[rank].page_bytes for rank in range(1, group.ranks)]
 

@@ -26,9 +26,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Join the others at the store on this port of the loopback, and take KV memory of this layout. Answered by Connected."""
+    """Join the others, and take KV memory of this layout. Answered by Connected.
 
-    store_port: int
+    store_port: of the loopback, where they find each other; None: they share memory.
+    """
+
+    store_port: int | None
     layout: CacheLayout
 
 

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 from npufleet_pod.engine.distributed.messages import Order
+from npufleet_pod.engine.distributed.wiring import Wiring
 
 EXIT_SECONDS = 5
 """Time that a process gets between closing its channel and being gone."""
@@ -21,18 +22,18 @@ STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waitin
 class RankProcess:
     """A process of its own for one rank. It dies with the thread that started it."""
 
-    def __init__(self, rank: int, progress: int, host: int) -> None:
-        """progress, host: descriptors of shared memory that the process inherits."""
+    def __init__(self, rank: int, ranks: int, wiring: Wiring) -> None:
+        """wiring: what the process shares with the others, and inherits."""
         self.rank = rank
         self._lock = threading.Lock()
         own, theirs = Pipe()
         self.channel: Connection = own
-        numbers = [theirs.fileno(), progress, host]
+        numbers = [theirs.fileno(), *wiring.numbers()]
         # A new interpreter, never a fork: NPU and threads of torch do not survive one. A session of its own, so that Ctrl-C in a
         # terminal reaches rank 0 only, which drains.
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and numbers
-            [sys.executable, "-m", "npufleet_pod.engine.distributed.worker", str(os.getpid()), *map(str, numbers)],
-            pass_fds=numbers,
+            [sys.executable, "-m", "npufleet_pod.engine.distributed.worker", str(os.getpid()), str(rank), str(ranks), *map(str, numbers)],
+            pass_fds=[number for number in numbers if number >= 0],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

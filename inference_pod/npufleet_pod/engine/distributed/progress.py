@@ -13,13 +13,21 @@ class Progress:
 
     def __init__(self, descriptor: int, ranks: int, rank: int) -> None:
         """descriptor: of shared memory (`create_shared`), the same for all ranks."""
-        self._cells = SharedRegion(descriptor, ranks * CELL_BYTES).buffer.cast("q")
+        self._cells = SharedRegion(descriptor, (ranks + 1) * CELL_BYTES).buffer.cast("q")
         self._own = rank * CELL_BYTES // 8
         self._ranks = ranks
 
     def advance(self) -> None:
         """This rank has come to its next step, exchange or layer."""
         self._cells[self._own] += 1
+
+    def give_up(self) -> None:
+        """A rank has failed: nobody is to wait for it."""
+        self._cells[self._ranks * CELL_BYTES // 8] = 1
+
+    def given_up(self) -> bool:
+        """Whether a rank has failed."""
+        return bool(self._cells[self._ranks * CELL_BYTES // 8])
 
     def counts(self) -> tuple[int, ...]:
         """How far each rank has come; equal where all wait in the same place."""

@@ -28,6 +28,7 @@ from npufleet_pod.engine.distributed.messages import (
 )
 from npufleet_pod.engine.distributed.process import EXIT_SECONDS
 from npufleet_pod.engine.distributed.progress import Progress
+from npufleet_pod.engine.distributed.wiring import Wiring
 from npufleet_pod.engine.memory.errors import EngineMemoryError
 from npufleet_pod.engine.memory.shared import SharedRegion
 from npufleet_pod.errors import DeviceError, ExchangeError, StartError, one_line
@@ -46,19 +47,19 @@ PR_SET_PDEATHSIG = 1
 class Worker:
     """Obeys the orders of one channel, in order."""
 
-    def __init__(self, channel: Connection, progress: Progress, host: int, start: Start) -> None:
-        """host: descriptor of the shared host memory. Loads the rank's part. Raises StartError."""
+    def __init__(self, channel: Connection, progress: Progress, wiring: Wiring, start: Start) -> None:
+        """Loads the rank's part. Raises StartError."""
         # Once the parent is known to live; torch is slow to import, and rank 0 waits for all.
-        from npufleet_pod.engine.distributed.collective import TorchCollective
+        from npufleet_pod.engine.distributed.collective import SmartAllReduce
         from npufleet_pod.engine.rank_loading import load_part
 
         self._channel = channel
         self._progress = progress
-        self._host = host
+        self._host = wiring.host
         self._start = start
         settings = start.settings
         self._device = open_device(settings, start.rank)
-        self._collective = TorchCollective(start.rank, settings.tensor_parallel, progress)
+        self._collective = SmartAllReduce(start.rank, settings.tensor_parallel, progress, wiring, self._device)
         self._decoder = load_part(start.config, start.path, start.precision, self._device, self._collective, self._keep_going, start.rank)
         self._prepared: dict[int, tuple[Prepare, PreparedStep]] = {}
         self._hidden: Tensor | None = None
@@ -71,8 +72,9 @@ class Worker:
         from npufleet_pod.engine.rank_loading import take_cache
 
         settings = self._start.settings
-        store = join_store(order.store_port, settings.tensor_parallel, settings.rank_timeout_seconds)
-        self._collective.connect(self._device.collective_backend, store, settings.rank_timeout_seconds)
+        if order.store_port is not None:
+            store = join_store(order.store_port, settings.tensor_parallel, settings.rank_timeout_seconds)
+            self._collective.connect(store, settings.rank_timeout_seconds)
         try:
             cache = take_cache(self._decoder, order.layout, self._device)
         except EngineMemoryError as error:
@@ -119,8 +121,8 @@ class Worker:
 
 
 def main() -> None:
-    """Arguments: pid of rank 0, descriptors of channel, counters and host memory."""
-    parent, channel_fd, progress_fd, host_fd = (int(argument) for argument in sys.argv[1:])
+    """Arguments: pid of rank 0, this rank, number of ranks, descriptors of the channel and of the wiring."""
+    parent, rank, ranks, channel_fd, *numbers = (int(argument) for argument in sys.argv[1:])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         # It ended before the signal was asked for.
@@ -128,7 +130,8 @@ def main() -> None:
     channel = Connection(channel_fd)
     try:
         start: Start = channel.recv()
-        _run(channel, progress_fd, host_fd, start)
+        wiring = Wiring.parse(numbers, ranks)
+        _run(channel, Progress(wiring.progress, ranks, rank), wiring, start)
     except (EOFError, BrokenPipeError):
         # Rank 0 has gone, and says itself why.
         pass
@@ -137,12 +140,12 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(channel: Connection, progress_fd: int, host_fd: int, start: Start) -> None:
+def _run(channel: Connection, progress: Progress, wiring: Wiring, start: Start) -> None:
     from npufleet_pod.server.logs import configure_logging
 
     configure_logging(logging.getLevelName(start.log_level), rank=start.rank)
     try:
-        worker = Worker(channel, Progress(progress_fd, start.settings.tensor_parallel, start.rank), host_fd, start)
+        worker = Worker(channel, progress, wiring, start)
         order = channel.recv()
         if isinstance(order, Connect):
             worker.connect(order)
