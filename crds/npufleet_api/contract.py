@@ -66,6 +66,10 @@ SESSION_HEADER = "x-npufleet-session"
 """Requests of a model with the same value go to the same replica as long as it is ready and holds no more than its share. OpenAI's
 `prompt_cache_key` does the same.
 """
+CLASS_HEADER = "x-npufleet-class"
+"""Workload class that a request claims."""
+DEADLINE_HEADER = "x-npufleet-deadline-ms"
+"""How long a request would wait for a slot, in milliseconds."""
 DRAINING_HEADER = "x-npufleet-draining"
 """Set on the 503 by which a draining engine refuses new work: nothing was done, send it elsewhere."""
 

@@ -89,6 +89,11 @@ class WorkloadClass(ApiModel):
     priority: int = spec_field("Larger is served first; equal priorities are ordered by name.", Change.LIVE, ge=0, le=1000, default=0)
     min_percent: Percent = spec_field("Guaranteed share; lent to others while idle.", Change.LIVE, default=0)
     max_percent: Percent = spec_field("Ceiling that borrowing cannot pass.", Change.LIVE, default=100)
+    claimable: bool = spec_field(
+        "Whether any request may claim the class by the header x-npufleet-class; API keys list the classes that theirs may claim.",
+        Change.LIVE,
+        default=False,
+    )
     namespace_selector: NamespaceSelector = spec_field(
         "Namespaces whose models may claim the class; absent or {} is every namespace.",
         Change.LIVE,
@@ -194,6 +199,23 @@ class GatewayTemplate(ApiModel):
     """The pool's gateway."""
 
     replicas: int = spec_field("Gateway replicas.", Change.LIVE, ge=1, le=64, default=1)
+    api_keys_secret_name: DnsSubdomain | None = spec_field(
+        "Secret in the operator's namespace that holds API keys, one per entry; without it the gateway asks for none.",
+        Change.LIVE,
+        default=None,
+    )
+    tls_secret_name: DnsSubdomain | None = spec_field(
+        "Secret of type kubernetes.io/tls in the operator's namespace; with it the gateway also serves TLS, on port 8443.",
+        Change.LIVE,
+        default=None,
+    )
+    queue_seconds: int = spec_field("Longest wait of a request for a slot at its model's replicas.", Change.LIVE, ge=1, le=3600, default=30)
+    hold_seconds: int = spec_field(
+        "Longest wait of a request for a model's first replica; 0 refuses at once.", Change.LIVE, ge=0, le=3600, default=300
+    )
+    replica_concurrency: int = spec_field(
+        "Requests that a replica is taken to run at once until its monitor reports better.", Change.LIVE, ge=1, le=65536, default=256
+    )
 
 
 class AlertThresholds(ApiModel):

@@ -76,6 +76,8 @@ class EngineFigures(ReportModel):
     tpot_p50_ms: Milliseconds | None = None
     tpot_p95_ms: Milliseconds | None = None
     load_seconds: Seconds | None = None
+    max_running: Count | None = None
+    """Requests that the engine runs at once at most, where it tells."""
 
 
 class MonitorReport(ReportModel):
@@ -118,18 +120,19 @@ class Outcomes(ReportModel):
     client_error: Count = 0
     server_error: Count = 0
     no_replica: Count = 0
+    overloaded: Count = 0
     interrupted: Count = 0
     cancelled: Count = 0
 
     @property
     def total(self) -> int:
         """All requests of the window."""
-        return self.ok + self.client_error + self.server_error + self.no_replica + self.interrupted + self.cancelled
+        return self.ok + self.client_error + self.server_error + self.no_replica + self.overloaded + self.interrupted + self.cancelled
 
     @property
     def failed(self) -> int:
         """Requests that npufleet failed: the client's own errors and departures are not among them."""
-        return self.server_error + self.no_replica + self.interrupted
+        return self.server_error + self.no_replica + self.overloaded + self.interrupted
 
 
 class TrafficBucket(ReportModel):

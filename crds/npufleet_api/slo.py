@@ -20,11 +20,13 @@ class Outcome(StrEnum):
     CLIENT_ERROR = "client_error"
     SERVER_ERROR = "server_error"
     NO_REPLICA = "no_replica"
+    OVERLOADED = "overloaded"
+    """Refused for lack of capacity, after a wait or at once."""
     INTERRUPTED = "interrupted"
     CANCELLED = "cancelled"
 
 
-FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.INTERRUPTED})
+FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.OVERLOADED, Outcome.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)

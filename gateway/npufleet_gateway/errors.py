@@ -16,6 +16,7 @@ GatewayError
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 
 class GatewayError(Exception):
@@ -127,6 +128,37 @@ def no_ready_replica(model: str, states: str, retry_after_seconds: int) -> ApiEr
         "no_ready_replica",
         f"The model {model!r} has no ready replica ({states}): try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
+    )
+
+
+def overloaded(model: str, class_name: str, reason: str, retry_after_seconds: int) -> ApiError:
+    """429: the model's replicas have no room for the request; not a limit of the client's."""
+    return ApiError(
+        429,
+        "service_unavailable",
+        "capacity_exceeded",
+        f"The model {model!r} has no capacity left for class {class_name!r}: {reason}. Try again in {retry_after_seconds} seconds.",
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def unknown_class(name: str, known: Iterable[str]) -> ApiError:
+    """400: the header names no class of the pool."""
+    return ApiError(
+        400,
+        "invalid_request_error",
+        "unknown_class",
+        f"x-npufleet-class: the pool has no class {name[:64]!r}, but {', '.join(sorted(known))}.",
+    )
+
+
+def class_not_allowed(name: str) -> ApiError:
+    """403: the class may not be claimed by this request."""
+    return ApiError(
+        403,
+        "permission_error",
+        "class_not_allowed",
+        f"x-npufleet-class: the class {name[:64]!r} may not be claimed: leave the header out, or use an API key that lists the class.",
     )
 
 

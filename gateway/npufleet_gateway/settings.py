@@ -25,6 +25,12 @@ class GatewaySettings:
     client_stall_seconds: float = 120
     """A client that reads nothing of its stream for so long is cut off, so that it does not hold a replica."""
     max_attempts: int = 3
+    replica_concurrency: int = 256
+    """Requests that a replica runs at once, until its reports show better: vLLM's default of max_num_seqs."""
+    queue_seconds: float = 30
+    """Longest wait for a slot; a request may ask for less."""
+    max_queued: int = 1024
+    """Requests of one class that wait for one model."""
     retry_after_seconds: int = 5
     window_seconds: float = 300
     collect_interval_seconds: float = 5
