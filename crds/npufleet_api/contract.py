@@ -11,6 +11,7 @@ ENGINE_PORT = 8000
 MONITOR_PORT = 8001
 ADMIN_PORT = 8002
 GATEWAY_PORT = 8080
+GATEWAY_TLS_PORT = 8443
 OPERATOR_PORT = 9090
 NPU_EXPORTER_PORT = 8082
 
@@ -40,6 +41,8 @@ CALIBRATION_DIR = "/etc/npufleet-calibration"
 CALIBRATION_FILE = "calibration.yaml"
 MONITOR_DIR = "/etc/npufleet-monitor"
 MONITOR_SETTINGS_FILE = "monitor.yaml"
+GATEWAY_KEYS_DIR = "/etc/npufleet-keys"
+GATEWAY_TLS_DIR = "/etc/npufleet-tls"
 MODEL_DIR = "/models"
 KV_CACHE_DIR = "/tmp/kv-cache"  # noqa: S108 - the container's own emptyDir
 TERMINATION_MESSAGE_PATH = "/dev/termination-log"

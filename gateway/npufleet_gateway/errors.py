@@ -16,6 +16,7 @@ GatewayError
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 
 
@@ -138,6 +139,52 @@ def overloaded(model: str, class_name: str, reason: str, retry_after_seconds: in
         "service_unavailable",
         "capacity_exceeded",
         f"The model {model!r} has no capacity left for class {class_name!r}: {reason}. Try again in {retry_after_seconds} seconds.",
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def missing_key() -> ApiError:
+    """401: the pool asks for API keys, and the request has none."""
+    return ApiError(
+        401, "invalid_request_error", "missing_api_key", "No API key: send it as Authorization: Bearer KEY, or in the header api-key."
+    )
+
+
+def invalid_key() -> ApiError:
+    """401: no such key."""
+    return ApiError(401, "invalid_request_error", "invalid_api_key", "The API key is not valid: ask the pool's owner for one.")
+
+
+def rate_limited(what: str, per_minute: int, wait_seconds: float) -> ApiError:
+    """429: the key's own limit."""
+    seconds = max(1, min(60, math.ceil(wait_seconds)))
+    return ApiError(
+        429,
+        what,
+        "rate_limit_exceeded",
+        f"The limit of this API key, {per_minute} {what} per minute, is reached: try again in {seconds} seconds.",
+        retry_after_seconds=seconds,
+    )
+
+
+def too_many_held(model: str, held: int, retry_after_seconds: int) -> ApiError:
+    """429: too many requests wait for the model's first replica."""
+    return ApiError(
+        429,
+        "service_unavailable",
+        "capacity_exceeded",
+        f"{held} requests wait already for a first replica of {model!r}: try again in {retry_after_seconds} seconds.",
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def held_too_long(model: str, seconds: float, states: str, retry_after_seconds: int) -> ApiError:
+    """503: no replica turned ready while the request was held."""
+    return ApiError(
+        503,
+        "service_unavailable",
+        "no_ready_replica",
+        f"The model {model!r} had no ready replica for {seconds:g} seconds ({states}): try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
     )
 

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from npufleet_api.slo import Exchange, Outcome, outcome_of_status, tpot_ms
+from npufleet_gateway.access_log import AccessLog
+from npufleet_gateway.admission import Admission
 from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
 from npufleet_gateway.balancer import Balancer, Lease
 from npufleet_gateway.connection import Connection, Head
+from npufleet_gateway.entrance import Admitted, Entrance
 from npufleet_gateway.errors import (
     ApiError,
     ReplicaError,
@@ -20,18 +23,21 @@ from npufleet_gateway.errors import (
     upstream_failed,
     upstream_timeout,
 )
+from npufleet_gateway.hold import HEARTBEAT, Holder
 from npufleet_gateway.metrics import Metrics
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
-from npufleet_gateway.sse import TokenCounter
-from npufleet_gateway.upstream import DRAINING, Upstream, request_head, response_headers
+from npufleet_gateway.sse import COMPLETION_TOKENS, TokenCounter
+from npufleet_gateway.upstream import DRAINING, REQUEST_ID, Upstream, request_head, response_headers
 from npufleet_gateway.view import ClusterView
 
 HOLD_BYTES = 1024 * 1024
 """An answer that is not a stream is held back up to this size, so that a replica that dies in the middle of it can be replaced."""
 DRAIN_RETRY_AFTER_SECONDS = 1
 EVENT_STREAM = b"text/event-stream"
+OUTCOMES = {"no_ready_replica": Outcome.NO_REPLICA, "capacity_exceeded": Outcome.OVERLOADED}
+"""How a request ended, by the code of the gateway's own error; other errors are SERVER_ERROR."""
 
 
 @dataclass(slots=True)
@@ -44,6 +50,10 @@ class Context:
     settings: GatewaySettings
     clock: Callable[[], float]
     upstream: Upstream
+    entrance: Entrance
+    admission: Admission
+    holder: Holder
+    access_log: AccessLog | None = None
     leaving: bool = False
     """Once set, answers ask clients to close their connections and come back by another gateway."""
 
@@ -74,7 +84,7 @@ class LiveExchange:
         context: Context,
         scope: Scope,
         send: Send,
-        body: bytes,
+        admitted: Admitted,
         name: str,
         model: Model,
         request_id: str,
@@ -86,7 +96,8 @@ class LiveExchange:
         self._context = context
         self._scope = scope
         self._send_raw = send
-        self._body = body
+        self._body = admitted.body
+        self.admitted = admitted
         self._name = name
         self.model = model
         self.request_id = request_id
@@ -100,16 +111,30 @@ class LiveExchange:
         """Since when the client has not taken what was sent; None while it keeps up."""
         self.status: int | None = None
         """Status that the client got; None while nothing was sent."""
+        self._relaying = False
+        """Whether anything of a replica's answer was sent: until then another replica can take over."""
+        self.queued_ms = 0.0
+        """How long it waited for a replica and a slot."""
+        self.replica: str | None = None
         self.reason = ""
         self._outcome: Outcome | None = None
 
     async def run(self) -> None:
         """Answer the request."""
+        context = self._context
         try:
-            await self._attempts()
+            route = context.view.table.find(self._name)
+            if route is not None:
+                await context.holder.wait(route, self._beat if self._streams else None)
+            async with context.admission.admit(self.admitted.entry):
+                self.queued_ms = (context.clock() - self._arrived) * 1000
+                await self._attempts()
         except ApiError as error:
             self.reason = error.message
-            self._outcome = Outcome.NO_REPLICA if error.code == "no_ready_replica" else Outcome.SERVER_ERROR
+            self._outcome = OUTCOMES.get(error.code or "", Outcome.SERVER_ERROR)
+            if self.status is not None:
+                await self._event(error.body())
+                return
             self.status = error.status
             await send_error(self._send, error, self.request_id, self._context.extra_headers())
         except asyncio.CancelledError:
@@ -133,6 +158,16 @@ class LiveExchange:
             ttft_ms=None if first is None else (first - self._arrived) * 1000,
             tpot_ms=self._tpot_ms(),
         )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt (an estimate) and of the answer."""
+        return self._prompt.tokens + self._counter.tokens
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer, as far as they are known."""
+        return self._counter.tokens
 
     def _tpot_ms(self) -> float | None:
         first, last = self._counter.first_token_time, self._counter.last_token_time
@@ -200,7 +235,7 @@ class LiveExchange:
             return None
         except ReplicaError as error:
             context.balancer.failed(replica)
-            if self.status is not None:
+            if self._relaying:
                 await self._break_off(f"{replica.pod_name} {error}")
                 return None
             if isinstance(error, SilentError):
@@ -232,6 +267,13 @@ class LiveExchange:
             held.append(chunk)
             size += len(chunk)
         body = b"".join(held)
+        if (usage := COMPLETION_TOKENS.search(body)) is not None:
+            self._counter.usage_tokens = int(usage.group(1))
+        if self.status is not None:
+            # The stream was begun while the request was held: what the replica says instead of a stream is an event of it.
+            self._outcome = outcome_of_status(answer.status)
+            await self._event(body.replace(b"\n", b" "))
+            return
         if size <= HOLD_BYTES:
             self._outcome = outcome_of_status(answer.status)
             await self._begin(answer, replica, b"%d" % len(body))
@@ -245,6 +287,10 @@ class LiveExchange:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _begin(self, answer: Head, replica: Replica, length: bytes | None = None) -> None:
+        self._relaying = True
+        self.replica = replica.pod_name
+        if self.status is not None:
+            return
         headers = response_headers(answer, self.request_id, replica.pod_name)
         self._streams = answer.content_type == EVENT_STREAM
         if length is not None:
@@ -252,6 +298,18 @@ class LiveExchange:
         headers.extend(self._context.extra_headers())
         self.status = answer.status
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+
+    async def _beat(self) -> None:
+        """Begin the answer of a held stream, or keep it alive."""
+        if self.status is None:
+            self.status = 200
+            headers = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"), (REQUEST_ID, self.request_id.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._context.extra_headers()]})
+        await self._send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+
+    async def _event(self, data: bytes) -> None:
+        """End a stream that was begun with one event."""
+        await self._send({"type": "http.response.body", "body": b"data: " + data + b"\n\n"})
 
     async def _send(self, message: Message) -> None:
         self.sending_since = self._context.clock()
@@ -267,6 +325,6 @@ class LiveExchange:
         """Tell the client of a stream in the stream. Any other answer is left incomplete: the server then closes the connection."""
         if not self._streams or self.status is None:
             return
-        start = b"" if self._counter.at_boundary else b"\n\n"
-        event = start + b"data: " + interrupted(self._name, reason).body() + b"\n\n"
-        await self._send({"type": "http.response.body", "body": event})
+        if not self._counter.at_boundary:
+            await self._send({"type": "http.response.body", "body": b"\n\n", "more_body": True})
+        await self._event(interrupted(self._name, reason).body())

@@ -17,25 +17,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from npufleet_api import GROUP, MODEL_KIND, MODEL_PLURAL, VERSION
+from npufleet_api import GROUP, MODEL_KIND, MODEL_PLURAL, POOL_KIND, POOL_PLURAL, VERSION
 from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH, REPORT_PATH
 from npufleet_api.report import GatewayReport
+from npufleet_gateway.access_log import AccessLog
 from npufleet_gateway.accounting import Accounting
+from npufleet_gateway.admission import Admission
 from npufleet_gateway.asgi import Receive, Scope, Send
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.catalogue import get_model, list_models
 from npufleet_gateway.collector import Collector
+from npufleet_gateway.entrance import Entrance
 from npufleet_gateway.errors import ApiError, internal_error, not_found
 from npufleet_gateway.exchange import Context
+from npufleet_gateway.hold import Holder
+from npufleet_gateway.keys import ApiKey, KeyRing, RateLimits
 from npufleet_gateway.kube import KubeClient, Resource
 from npufleet_gateway.metrics import CONTENT_TYPE, Metrics, Sample
 from npufleet_gateway.objects import pod_selector
+from npufleet_gateway.policy import FellowStore, PoolStore, Tee
 from npufleet_gateway.proxy import PROXIED_PATHS, Proxy
 from npufleet_gateway.reflector import Reflector, ReflectorSettings
 from npufleet_gateway.report import MonitorState, build_report
-from npufleet_gateway.routing import RoutingTable
+from npufleet_gateway.routing import ModelKey, RoutingTable
 from npufleet_gateway.samples import samples
 from npufleet_gateway.settings import GatewaySettings
+from npufleet_gateway.slots import next_estimate, with_slack
 from npufleet_gateway.upstream import Upstream
 from npufleet_gateway.view import ClusterView
 
@@ -58,6 +65,13 @@ class Gateway:
         self.accounting = Accounting(clock, settings.window_seconds)
         self.metrics = Metrics(self._samples)
         self.collector = Collector(self.view, self.metrics, settings, clock, self.balancer.reported)
+        self.pool = PoolStore(settings.pool)
+        self.fellows = FellowStore(settings.pool, settings.name)
+        self.keys = KeyRing(settings.keys_dir)
+        self.admission = Admission(clock, settings, self._slots, lambda: self.pool.classes)
+        self.holder = Holder(self.view, settings)
+        self._entrance = Entrance(self.keys, RateLimits(clock, lambda: self.fellows.gateways), lambda: self.pool.classes)
+        self._estimates: dict[str, tuple[float | None, float]] = {}
         self.reflectors: tuple[Reflector, ...] = ()
         self._clock = clock
         self._kube = kube
@@ -67,9 +81,11 @@ class Gateway:
         if kube is not None:
             models = Resource(MODEL_KIND, f"/apis/{GROUP}/{VERSION}/{MODEL_PLURAL}")
             pods = Resource("Pod", "/api/v1/pods", pod_selector(settings.pool))
+            pools = Resource(POOL_KIND, f"/apis/{GROUP}/{VERSION}/{POOL_PLURAL}")
             self.reflectors = (
                 Reflector(kube, models, self.view.models, clock, reflector_settings),
-                Reflector(kube, pods, self.view.pods, clock, reflector_settings),
+                Reflector(kube, pods, Tee(self.view.pods, self.fellows), clock, reflector_settings),
+                Reflector(kube, pools, self.pool, clock, reflector_settings),
             )
         self.view.on_table(self._forget_what_is_gone)
         self._pages = Starlette(
@@ -124,6 +140,7 @@ class Gateway:
             traffic=self.accounting.summary,
             outstanding=self.balancer.outstanding,
             monitor=self._monitor_state,
+            held=self.holder.held,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,11 +154,28 @@ class Gateway:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         settings = self.settings
         upstream = Upstream(settings.connect_timeout_seconds, settings.upstream_idle_seconds)
-        self._context = Context(self.view, self.balancer, self.metrics, settings, self._clock, upstream)
+        access_log = AccessLog() if settings.access_log else None
+        self._context = Context(
+            self.view,
+            self.balancer,
+            self.metrics,
+            settings,
+            self._clock,
+            upstream,
+            self._entrance,
+            self.admission,
+            self.holder,
+            access_log,
+        )
+        await asyncio.to_thread(self.keys.load)
+        if access_log is not None:
+            access_log.start()
         self._proxy = Proxy(self._context, self.accounting)
         loops = {
             "collect-reports": self.collector.run(),
             "cut-off-stalled-clients": self._proxy.cut_off_stalled_clients(),
+            "follow-slots": self.admission.run(),
+            "follow-keys": self.keys.run(),
             **{f"watch-{r.resource.kind}": r.run() for r in self.reflectors},
         }
         self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -154,6 +188,8 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await upstream.close()
+            if access_log is not None:
+                await asyncio.to_thread(access_log.stop)
             if self._kube is not None:
                 await self._kube.close()
 
@@ -161,7 +197,27 @@ class Gateway:
         keys = {route.model.key for route in table.routes}
         self.accounting.retain(keys)
         self.metrics.retain(keys)
-        self.balancer.retain({replica.pod_uid for route in table.routes for replica in route.replicas}, keys)
+        uids = {replica.pod_uid for route in table.routes for replica in route.replicas}
+        self.balancer.retain(uids, keys)
+        self.admission.retain(keys)
+        self._estimates = {uid: estimate for uid, estimate in self._estimates.items() if uid in uids}
+        self.balancer.gateways = self.fellows.gateways
+
+    def _slots(self, key: ModelKey) -> int:
+        """This gateway's share of the requests that a model's ready replicas take at once."""
+        route = self.view.table.find("/".join(key))
+        total = sum(with_slack(self._estimate(replica.pod_uid)) for replica in route.ready) if route is not None else 0.0
+        return max(1, int(total / self.fellows.gateways))
+
+    def _estimate(self, pod_uid: str) -> float:
+        """What a replica runs at once; each report counts once."""
+        collected = self.collector.of(pod_uid)
+        seen, estimate = self._estimates.get(pod_uid, (None, None))
+        if estimate is None or collected.received != seen:
+            engine = collected.report.engine if collected.report is not None else None
+            estimate = next_estimate(engine, estimate, self.settings.replica_concurrency)
+            self._estimates[pod_uid] = (collected.received, estimate)
+        return estimate
 
     def _view_age_seconds(self) -> float | None:
         if not self.view.synced:
@@ -191,11 +247,24 @@ class Gateway:
     async def _report_page(self, _: Request) -> Response:
         return Response(self.report().model_dump_json(), media_type="application/json")
 
-    async def _list_models(self, _: Request) -> Response:
-        return JSONResponse(list_models(self.view.table))
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse(list_models(self._table_for(request)))
 
     async def _get_model(self, request: Request) -> Response:
-        return JSONResponse(get_model(self.view.table, request.path_params["name"]))
+        return JSONResponse(get_model(self._table_for(request), request.path_params["name"]))
+
+    def _table_for(self, request: Request) -> RoutingTable:
+        """The models that the request's key may use. Raises ApiError (401)."""
+        key = self._entrance.identify(request.scope["headers"])
+        table = self.view.table
+        return table if key is None else _allowed(table, key)
+
+
+def _allowed(table: RoutingTable, key: ApiKey) -> RoutingTable:
+    return RoutingTable(
+        tuple(route for route in table.routes if key.allows(route)),
+        {name: route for name, route in table.by_name.items() if key.allows(route)},
+    )
 
 
 def _log_end(task: asyncio.Task[None]) -> None:

@@ -7,11 +7,12 @@ import logging
 import os
 import platform
 import sys
+from pathlib import Path
 
 import click
 import uvloop
 
-from npufleet_api.contract import ENGINE_PORT, GATEWAY_PORT, MONITOR_PORT, POD_NAME_ENV
+from npufleet_api.contract import ENGINE_PORT, GATEWAY_PORT, GATEWAY_TLS_PORT, MONITOR_PORT, POD_NAME_ENV
 from npufleet_gateway.errors import ConfigurationError
 from npufleet_gateway.gateway import Gateway
 from npufleet_gateway.kube import KubeClient, kubernetes_configuration
@@ -36,6 +37,21 @@ def main() -> None:
 @click.option(
     "--upstream-idle-seconds", default=600.0, show_default=True, type=click.FloatRange(1, 86400), help="Longest silence of a replica."
 )
+@click.option(
+    "--replica-concurrency",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 65536),
+    help="Requests that a replica runs at once, until its reports show better.",
+)
+@click.option("--queue-seconds", default=30.0, show_default=True, type=click.FloatRange(0.01, 3600), help="Longest wait for a slot.")
+@click.option(
+    "--hold-seconds", default=300.0, show_default=True, type=click.FloatRange(0, 3600), help="Longest wait for a model's first replica."
+)
+@click.option("--keys-dir", type=click.Path(path_type=Path), help="Folder of API keys: a mounted Secret. Without it none are asked for.")
+@click.option("--tls-dir", type=click.Path(path_type=Path), help="Folder with tls.crt and tls.key: TLS is then served on --tls-port too.")
+@click.option("--tls-port", default=GATEWAY_TLS_PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--access-log/--no-access-log", default=True, show_default=True, help="A line of JSON on standard output for each request.")
 @click.option("--leave-seconds", default=5.0, show_default=True, type=click.FloatRange(0, 600), help="Serving on, unready, after SIGTERM.")
 @click.option("--grace-seconds", default=120.0, show_default=True, type=click.FloatRange(0, 86400), help="For what then still runs.")
 @click.option("--log-level", default="INFO", show_default=True, type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
@@ -47,6 +63,13 @@ def serve(
     monitor_port: int,
     window_seconds: float,
     upstream_idle_seconds: float,
+    replica_concurrency: int,
+    queue_seconds: float,
+    hold_seconds: float,
+    keys_dir: Path | None,
+    tls_dir: Path | None,
+    tls_port: int,
+    access_log: bool,
     leave_seconds: float,
     grace_seconds: float,
     log_level: str,
@@ -60,6 +83,13 @@ def serve(
         monitor_port=monitor_port,
         window_seconds=window_seconds,
         upstream_idle_seconds=upstream_idle_seconds,
+        replica_concurrency=replica_concurrency,
+        queue_seconds=queue_seconds,
+        hold_seconds=hold_seconds,
+        keys_dir=keys_dir,
+        tls_dir=tls_dir,
+        tls_port=tls_port,
+        access_log=access_log,
         leave_seconds=leave_seconds,
         grace_seconds=grace_seconds,
     )

@@ -12,8 +12,10 @@ from npufleet_api.contract import SESSION_HEADER
 from npufleet_api.slo import Exchange, Outcome
 from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
+from npufleet_gateway.entrance import Asked
 from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found
 from npufleet_gateway.exchange import Context, LiveExchange
+from npufleet_gateway.keys import ApiKey
 from npufleet_gateway.prompt import Prompt
 from npufleet_gateway.routing import ModelRoute, adapter_of
 from npufleet_gateway.upstream import request_id_of
@@ -39,6 +41,14 @@ class RequestHead(BaseModel):
     tools: Any = None
     prompt_cache_key: Any = None
     cache_salt: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    priority: Any = None
+
+    @property
+    def asked(self) -> Asked:
+        """What the entrance judges."""
+        return Asked(self.max_tokens, self.max_completion_tokens, self.priority, self.stream is True)
 
 
 class Proxy:
@@ -59,20 +69,26 @@ class Proxy:
         context = self._context
         arrived = context.clock()
         request_id = request_id_of(scope["headers"])
+        key: ApiKey | None = None
         try:
+            key = context.entrance.identify(scope["headers"])
             body = await read_body(receive, context.settings.max_body_bytes, context.settings.body_timeout_seconds)
             head = parse_head(body)
             route = context.view.table.find(head.model)
             if route is None:
                 raise model_not_found(head.model)
+            admitted = context.entrance.enter(key, route, scope["headers"], head.asked, body)
         except ClientLeftError:
             return
         except ApiError as error:
             context.metrics.rejected.labels(str(error.status)).inc()
             await send_error(send, error, request_id, context.extra_headers())
+            _access_refused(context, scope, request_id, key, error, arrived)
             return
         prompt = read_prompt(head, scope["headers"], route, len(body))
-        live = LiveExchange(context, scope, send, body, head.model, route.model, request_id, arrived, prompt, streams=head.stream is True)
+        live = LiveExchange(
+            context, scope, send, admitted, head.model, route.model, request_id, arrived, prompt, streams=head.stream is True
+        )
         self._accounting.started(route.model.key)
         self._live.add(live)
         try:
@@ -88,7 +104,9 @@ class Proxy:
             exchange = live.result()
             judgement = self._accounting.finished(route.model.key, exchange, route.model.slo)
             context.metrics.finished(route.model, exchange, judgement)
+            context.entrance.spend(key, live.tokens)
             _log(live, exchange)
+            _access(context, scope, live, exchange)
 
     async def cut_off_stalled_clients(self) -> None:
         """Cut off clients that do not read their streams. Runs until cancelled."""
@@ -132,6 +150,41 @@ def read_prompt(head: RequestHead, headers: Headers, route: ModelRoute, body_byt
         session=session,
         body_bytes=body_bytes,
     )
+
+
+def _access(context: Context, scope: Scope, live: LiveExchange, exchange: Exchange) -> None:
+    if context.access_log is None:
+        return
+    admitted = live.admitted
+    context.access_log.write(
+        request_id=live.request_id,
+        path=scope["path"],
+        key=admitted.key.name if admitted.key is not None else None,
+        model=live.model.qualified_name,
+        workload_class=admitted.classification.name,
+        class_source=admitted.classification.source.value,
+        replica=live.replica,
+        status=live.status,
+        outcome=exchange.outcome.value,
+        streamed=exchange.streamed,
+        queued_ms=round(live.queued_ms, 1),
+        ttft_ms=None if exchange.ttft_ms is None else round(exchange.ttft_ms, 1),
+        duration_ms=round(exchange.elapsed_ms, 1),
+        request_bytes=len(admitted.body),
+        answer_tokens=live.answer_tokens,
+    )
+
+
+def _access_refused(context: Context, scope: Scope, request_id: str, key: ApiKey | None, error: ApiError, arrived: float) -> None:
+    if context.access_log is not None:
+        context.access_log.write(
+            request_id=request_id,
+            path=scope["path"],
+            key=key.name if key is not None else None,
+            status=error.status,
+            error=error.code,
+            duration_ms=round((context.clock() - arrived) * 1000, 1),
+        )
 
 
 def _log(live: LiveExchange, exchange: Exchange) -> None:

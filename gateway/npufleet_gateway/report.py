@@ -25,14 +25,15 @@ def build_report(
     traffic: Callable[[ModelKey], TrafficSummary],
     outstanding: Callable[[str], int],
     monitor: Callable[[str], MonitorState],
+    held: Callable[[ModelKey], int] = lambda _: 0,
 ) -> GatewayReport:
     """The report of a gateway; models and replicas beyond what a report may hold are left out."""
-    models = [_model(route, traffic(route.model.key), outstanding, monitor) for route in table.routes[:MAX_MODELS]]
+    models = [_model(route, traffic(route.model.key), outstanding, monitor, held(route.model.key)) for route in table.routes[:MAX_MODELS]]
     return GatewayReport(gateway=gateway, pool=pool, time_unix=time_unix, view_age_seconds=view_age_seconds, models=models)
 
 
 def _model(
-    route: ModelRoute, traffic: TrafficSummary, outstanding: Callable[[str], int], monitor: Callable[[str], MonitorState]
+    route: ModelRoute, traffic: TrafficSummary, outstanding: Callable[[str], int], monitor: Callable[[str], MonitorState], held: int
 ) -> ModelTraffic:
     model = route.model
     return ModelTraffic(
@@ -45,6 +46,7 @@ def _model(
         judged=traffic.judged,
         attained=traffic.attained,
         in_flight=traffic.in_flight,
+        held=held,
         ttft_p50_ms=traffic.ttft_p50_ms,
         ttft_p95_ms=traffic.ttft_p95_ms,
         tpot_p50_ms=traffic.tpot_p50_ms,

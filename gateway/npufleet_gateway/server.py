@@ -5,36 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+import time
 from types import FrameType
 
 import uvicorn
 
 from npufleet_gateway.gateway import Gateway
+from npufleet_gateway.listener import TlsServer, configuration
 
 logger = logging.getLogger(__name__)
-
-KEEPALIVE_SECONDS = 75
-"""Longer than the 60 s after which common load balancers drop idle connections, so that they and not we close them."""
 
 
 class GatewayServer(uvicorn.Server):
     """A server that goes on serving for `leave_seconds` after the first SIGTERM or SIGINT; a second one ends it at once."""
 
     def __init__(self, gateway: Gateway, host: str, port: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                gateway,
-                host=host,
-                port=port,
-                lifespan="on",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_keep_alive=KEEPALIVE_SECONDS,
-                timeout_graceful_shutdown=int(gateway.settings.grace_seconds),
-                backlog=4096,
-            )
-        )
+        super().__init__(configuration(gateway, host, port, lifespan="on"))
+        settings = gateway.settings
+        self._tls = TlsServer(gateway, host, settings.tls_port, settings.tls_dir) if settings.tls_dir is not None else None
+        self._tls_tasks: list[asyncio.Task[None]] = []
         self._gateway = gateway
         self._leaving: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,6 +36,34 @@ class GatewayServer(uvicorn.Server):
         if self._leaving is not None:
             self._leaving.cancel()
             await asyncio.wait([self._leaving])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; with TLS too, once the application runs."""
+        await super().startup(sockets)
+        if self._tls is not None and self.started:
+            self._tls_tasks = [
+                asyncio.create_task(self._tls.serve(), name="tls"),
+                asyncio.create_task(self._tls.follow(), name="certificate"),
+            ]
+            self._tls_tasks[0].add_done_callback(self._tls_ended)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what listens with TLS first, within the same grace: the application ends with the plain listener."""
+        if self._tls is not None and self._tls_tasks:
+            began = time.monotonic()
+            serving, following = self._tls_tasks
+            self._tls.config.timeout_graceful_shutdown = self.config.timeout_graceful_shutdown
+            self._tls.should_exit = True
+            following.cancel()
+            await asyncio.gather(serving, following, return_exceptions=True)
+            left = (self.config.timeout_graceful_shutdown or 0) - (time.monotonic() - began)
+            self.config.timeout_graceful_shutdown = max(0, int(left))
+        await super().shutdown(sockets)
+
+    def _tls_ended(self, task: asyncio.Task[None]) -> None:
+        if not self.should_exit and not task.cancelled():
+            logger.critical("the listener with TLS ended", exc_info=task.exception())
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: begins to leave, or ends at once the second time."""

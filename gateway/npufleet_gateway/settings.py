@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from npufleet_api.contract import ENGINE_PORT, MONITOR_PORT
+from npufleet_api.contract import ENGINE_PORT, GATEWAY_TLS_PORT, MONITOR_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,21 @@ class GatewaySettings:
     """Longest wait for a slot; a request may ask for less."""
     max_queued: int = 1024
     """Requests of one class that wait for one model."""
+    hold_seconds: float = 300
+    """Longest wait for a model's first replica; 0 refuses at once."""
+    heartbeat_seconds: float = 10
+    """A held stream hears from the gateway this often."""
+    max_held: int = 1024
+    """Requests that are held for one model."""
+    head_timeout_seconds: float = 10
+    """A client that connects and sends no whole head within this is cut off."""
+    max_head_bytes: int = 64 * 1024
+    keys_dir: Path | None = None
+    """Folder of API keys; None asks for none."""
+    tls_dir: Path | None = None
+    """Folder with tls.crt and tls.key; None serves no TLS."""
+    tls_port: int = GATEWAY_TLS_PORT
+    access_log: bool = True
     retry_after_seconds: int = 5
     window_seconds: float = 300
     collect_interval_seconds: float = 5

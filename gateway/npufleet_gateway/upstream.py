@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Iterable
 
-from npufleet_api.contract import DRAINING_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
+from npufleet_api.contract import CLASS_HEADER, DEADLINE_HEADER, DRAINING_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
 from npufleet_gateway.connection import Connection, Head, Headers
 from npufleet_gateway.errors import ResetError, UnreachableError
 
@@ -37,7 +37,8 @@ REQUEST_ID = REQUEST_ID_HEADER.encode()
 REPLICA = REPLICA_HEADER.encode()
 DRAINING = DRAINING_HEADER.encode()
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key", b"cookie"})
-NOT_TO_REPLICAS = HOP_BY_HOP | CREDENTIALS | {b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID}
+FOR_THE_GATEWAY = frozenset({b"host", b"content-length", b"accept-encoding", b"expect", CLASS_HEADER.encode(), DEADLINE_HEADER.encode()})
+NOT_TO_REPLICAS = HOP_BY_HOP | CREDENTIALS | FOR_THE_GATEWAY | {REQUEST_ID}
 """Credentials end at the gateway, and bodies are not compressed between the two."""
 NOT_TO_CLIENTS = HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie", DRAINING, REQUEST_ID, REPLICA}
 MAX_REQUEST_ID_LENGTH = 128

@@ -106,6 +106,7 @@ class ClusterView:
         self._table = RoutingTable()
         self._stale = False
         self._listeners: list[Callable[[RoutingTable], None]] = []
+        self._on_change: list[Callable[[], None]] = []
 
     @property
     def synced(self) -> bool:
@@ -126,5 +127,11 @@ class ClusterView:
         """Call `listener` with each new table, before it is first used."""
         self._listeners.append(listener)
 
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever there is a new table to ask for."""
+        self._on_change.append(listener)
+
     def _mark(self) -> None:
         self._stale = True
+        for listener in self._on_change:
+            listener()

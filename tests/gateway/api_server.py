@@ -16,6 +16,7 @@ from gateway.support import free_port
 
 MODELS = "/apis/npufleet.dev/v1alpha1/ascendmodels"
 PODS = "/api/v1/pods"
+POOLS = "/apis/npufleet.dev/v1alpha1/npupools"
 
 
 class ListWatchServer:
@@ -27,7 +28,7 @@ class ListWatchServer:
         self.list_faults: deque[str] = deque()
         self.watch_faults: deque[str] = deque()
         self.requests: list[tuple[str, dict[str, str]]] = []
-        self._objects: dict[str, dict[str, dict[str, Any]]] = {MODELS: {}, PODS: {}}
+        self._objects: dict[str, dict[str, dict[str, Any]]] = {MODELS: {}, PODS: {}, POOLS: {}}
         self._log: list[tuple[int, str, str, dict[str, Any]]] = []
         self._version = 10
         self._changed = asyncio.Condition()
@@ -70,7 +71,7 @@ class ListWatchServer:
 
     async def put(self, path: str, thing: dict[str, Any]) -> None:
         """Create or change an object."""
-        key = "{namespace}/{name}".format(**thing["metadata"])
+        key = f"{thing['metadata'].get('namespace', '')}/{thing['metadata']['name']}"
         await self._record(path, "MODIFIED" if key in self._objects[path] else "ADDED", key, thing)
 
     async def delete(self, path: str, key: str) -> None:

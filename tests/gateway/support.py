@@ -267,7 +267,8 @@ class QuietServer(GatewayServer):
 @contextlib.asynccontextmanager
 async def loopback(**settings: Any) -> AsyncIterator[Loopback]:
     """A running gateway without an API server: tests publish models and pods themselves."""
-    chosen = {"engine_port": free_port(), "monitor_port": free_port(), "leave_seconds": 0.0, "grace_seconds": 1.0, **settings}
+    ports = {"engine_port": free_port(), "monitor_port": free_port()}
+    chosen = {**ports, "leave_seconds": 0.0, "grace_seconds": 1.0, "hold_seconds": 0.0, "access_log": False, **settings}
     gateway = Gateway(GatewaySettings(pool=POOL, name="gateway-0", **chosen), kube=None)
     port = free_port()
     server = QuietServer(gateway, "127.0.0.1", port)

@@ -97,7 +97,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
     accepted = [plan for plan in decided if plan.refusal is None]
     return Plan(
         objects=(
-            build_gateway_service(o.pool_name, o.config),
+            build_gateway_service(o.pool_name, spec, o.config),
             build_gateway_deployment(o.pool_name, spec, o.config),
             *(manifest for plan in accepted for manifest in plan.objects),
         ),

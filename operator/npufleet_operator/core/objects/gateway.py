@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from npufleet_api.contract import (
     COMPONENT_LABEL,
+    GATEWAY_KEYS_DIR,
     GATEWAY_PORT,
+    GATEWAY_TLS_DIR,
+    GATEWAY_TLS_PORT,
     HEALTH_PATH,
     MANAGED_BY,
     MANAGED_BY_LABEL,
@@ -33,8 +36,11 @@ def gateway_endpoint(pool: str, namespace: str) -> str:
     return f"http://{gateway_child(pool)}.{namespace}.svc:{GATEWAY_PORT}/v1"
 
 
-def build_gateway_service(pool: str, config: OperatorConfig) -> Manifest:
-    """The pool's door."""
+def build_gateway_service(pool: str, spec: InferencePoolSpec, config: OperatorConfig) -> Manifest:
+    """The pool's door; with a second port where it has a certificate."""
+    ports = [{"name": "http", "port": GATEWAY_PORT, "targetPort": GATEWAY_PORT, "protocol": "TCP"}]
+    if spec.gateway.tls_secret_name is not None:
+        ports.append({"name": "https", "port": GATEWAY_TLS_PORT, "targetPort": GATEWAY_TLS_PORT, "protocol": "TCP"})
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -42,7 +48,7 @@ def build_gateway_service(pool: str, config: OperatorConfig) -> Manifest:
         "spec": {
             "type": config.gateway_service_type,
             "selector": gateway_labels(pool),
-            "ports": [{"name": "http", "port": GATEWAY_PORT, "targetPort": GATEWAY_PORT, "protocol": "TCP"}],
+            "ports": ports,
         },
     }
 
@@ -50,13 +56,32 @@ def build_gateway_service(pool: str, config: OperatorConfig) -> Manifest:
 def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: OperatorConfig) -> Manifest:
     """Updated without a gap: a new gateway is ready before an old one ends."""
     labels = gateway_labels(pool)
+    gateway = spec.gateway
+    arguments = [
+        *("npufleet-gateway", "serve", "--pool", pool, "--port", str(GATEWAY_PORT)),
+        *("--queue-seconds", str(gateway.queue_seconds), "--hold-seconds", str(gateway.hold_seconds)),
+        *("--replica-concurrency", str(gateway.replica_concurrency)),
+    ]
+    ports = [{"name": "http", "containerPort": GATEWAY_PORT, "protocol": "TCP"}]
+    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108  # the container's own emptyDir
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    if gateway.api_keys_secret_name is not None:
+        # Optional: without the Secret the gateway runs and refuses every request, rather than being stuck before it starts.
+        volumes.append({"name": "keys", "secret": {"secretName": gateway.api_keys_secret_name, "optional": True}})
+        mounts.append({"name": "keys", "mountPath": GATEWAY_KEYS_DIR, "readOnly": True})
+        arguments += ["--keys-dir", GATEWAY_KEYS_DIR]
+    if gateway.tls_secret_name is not None:
+        volumes.append({"name": "tls", "secret": {"secretName": gateway.tls_secret_name}})
+        mounts.append({"name": "tls", "mountPath": GATEWAY_TLS_DIR, "readOnly": True})
+        arguments += ["--tls-dir", GATEWAY_TLS_DIR, "--tls-port", str(GATEWAY_TLS_PORT)]
+        ports.append({"name": "https", "containerPort": GATEWAY_TLS_PORT, "protocol": "TCP"})
     container = {
         "name": "gateway",
         "image": config.control_image,
         "imagePullPolicy": config.image_pull_policy,
-        "command": ["npufleet-gateway", "serve", "--pool", pool, "--port", str(GATEWAY_PORT)],
+        "command": arguments,
         "env": identity_env(),
-        "ports": [{"name": "http", "containerPort": GATEWAY_PORT, "protocol": "TCP"}],
+        "ports": ports,
         "resources": dict(config.gateway_resources) or DEFAULT_RESOURCES,
         "readinessProbe": {"httpGet": {"path": READY_PATH, "port": GATEWAY_PORT}, "periodSeconds": 2, "timeoutSeconds": 2},
         "livenessProbe": {
@@ -67,7 +92,7 @@ def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: Operato
             "failureThreshold": 6,
         },
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108  # the container's own emptyDir
+        "volumeMounts": mounts,
     }
     return {
         "apiVersion": "apps/v1",
@@ -86,7 +111,7 @@ def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: Operato
                         "terminationGracePeriodSeconds": GRACE_SECONDS,
                         "imagePullSecrets": [{"name": name} for name in config.image_pull_secrets],
                         "containers": [container],
-                        "volumes": [{"name": "tmp", "emptyDir": {}}],
+                        "volumes": volumes,
                     }
                 ),
             },

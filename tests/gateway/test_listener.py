@@ -1,0 +1,122 @@
+"""Clients that misbehave before they have asked for anything, and TLS with a certificate that is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from gateway.support import eventually, free_port, loopback
+from npufleet_gateway.errors import ConfigurationError
+from npufleet_gateway.gateway import Gateway
+from npufleet_gateway.listener import TlsServer
+from npufleet_gateway.settings import GatewaySettings
+
+
+async def said(port: int, *parts: bytes) -> bytes:
+    """What the gateway answers to bytes that come one after the other, until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("parts", "answer"),
+    [
+        ((), b""),
+        ((b"\r\n",), b"HTTP/1.1 408"),
+        ((b"POST /v1/completions HTTP/1.1\r\n", b"host: x\r\n"), b"HTTP/1.1 408"),
+        ((b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /he"), b"HTTP/1.1 200"),
+    ],
+)
+async def test_a_client_that_sends_no_whole_head_is_cut_off(parts: tuple[bytes, ...], answer: bytes) -> None:
+    async with loopback(head_timeout_seconds=0.1) as pool:
+        assert (await said(pool.port, *parts)).startswith(answer)
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with loopback() as pool:
+        answer = await said(pool.port, b"GET /health HTTP/1.1\r\n", *[b"x: " + b"y" * 20_000 + b"\r\n"] * 5)
+        assert answer == b"reset" or answer.startswith(b"HTTP/1.1 431")
+
+
+async def test_a_body_that_takes_its_time_is_not_the_heads_business() -> None:
+    async with loopback(head_timeout_seconds=0.1) as pool:
+        await pool.engine()
+        body = b'{"model":"chat"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        parts = [head, *(bytes([byte]) for byte in body)]
+        assert (await said(pool.port, *parts)).startswith(b"HTTP/1.1 200")
+
+
+def write_certificate(folder: Path, name: str) -> None:
+    """A self-signed certificate and its key, as a Secret of type kubernetes.io/tls."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=36500))
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "tls.key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(pem))
+
+
+async def name_at(port: int) -> str:
+    """The subject that a new handshake shows."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return x509.load_der_x509_certificate(shown).subject.rfc4514_string()
+
+
+async def test_tls_is_served_beside_and_a_renewed_certificate_reaches_new_connections_only(tmp_path: Path) -> None:
+    write_certificate(tmp_path, "first")
+    port = free_port()
+    async with loopback(tls_dir=tmp_path, tls_port=port) as pool:
+        tls = pool.server._tls
+        assert tls is not None
+        await eventually(lambda: tls.started)
+        await pool.engine()
+        async with pool.session.post(f"https://127.0.0.1:{port}/v1/chat/completions", json={"model": "chat"}, ssl=False) as response:
+            assert response.status == 200
+        assert await name_at(port) == "CN=first"
+        (tmp_path / "tls.crt").write_text("no certificate")
+        await asyncio.to_thread(tls.renew)
+        assert await name_at(port) == "CN=first"
+        write_certificate(tmp_path, "second")
+        await asyncio.to_thread(tls.renew)
+        assert await name_at(port) == "CN=second"
+        async with pool.session.get(f"https://127.0.0.1:{port}/health", ssl=False) as response:
+            assert response.status == 200
+
+
+def test_a_certificate_that_cannot_be_loaded_is_a_configuration_error(tmp_path: Path) -> None:
+    gateway = Gateway(GatewaySettings("prod", "g"), kube=None)
+    with pytest.raises(ConfigurationError, match=r"tls\.crt"):
+        TlsServer(gateway, "127.0.0.1", 0, tmp_path)
