@@ -108,6 +108,10 @@ class GenerationError(RequestError):
     """A generation that had begun was ended by the engine."""
 
 
+class GrammarError(GenerationError):
+    """An answer cannot go on under its grammar."""
+
+
 class DrainDeadlineError(GenerationError):
     """A generation was ended since the replica's drain ran out of time."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from npufleet_pod.engine.request import FinishReason, GenerationRequest, SampledToken, TokenOutput
+from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken, TokenOutput
 from npufleet_pod.engine.stats import FinishedRequest
 from npufleet_pod.engine.text import AnswerText
 
@@ -34,19 +34,21 @@ class ActiveRequest:
     def __post_init__(self) -> None:
         self._text = AnswerText(self.decode, self.request.stop.stop_strings, self.request.stop.include_stop_string)
 
-    def push(self, sampled: SampledToken) -> TokenOutput:
+    def push(self, sampled: SampledToken) -> Output:
         """Take the next token; the output carries a finish reason if it is the last."""
+        if sampled.error is not None:
+            return GenerationFailed(sampled.error)
         stop, token_id = self.request.stop, sampled.token_id
         self.generated += 1
-        end_of_sequence = token_id in self.eos_token_ids and not stop.ignore_eos
+        end_of_sequence = token_id in self.eos_token_ids and (sampled.grammar_ended or not stop.ignore_eos)
         ends = end_of_sequence or token_id in stop.stop_token_ids
         text, matched = "", None
         if not ends or stop.include_stop_string:
             text, matched = self._text.push(token_id, sampled.logprobs, match=self.generated >= stop.min_tokens)
         reason: FinishReason | None = None
         stop_reason: str | int | None = None
-        if matched is None and (ends or self.generated >= stop.max_tokens):
-            reason = FinishReason.STOP if ends else FinishReason.LENGTH
+        if matched is None and (ends or sampled.grammar_ended or self.generated >= stop.max_tokens):
+            reason = FinishReason.STOP if ends or sampled.grammar_ended else FinishReason.LENGTH
             stop_reason = token_id if ends and not end_of_sequence else None
             tail, matched = self._text.finish()
             text += tail

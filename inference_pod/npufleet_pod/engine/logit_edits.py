@@ -13,6 +13,8 @@ from torch import Tensor
 from npufleet_pod.engine.request import SamplingParams
 
 MIN_CAPACITY = 32
+LOWEST_ALLOWED = -1e30
+"""Below any score of a model; still finite, and above what stands for no number, when divided by the lowest temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,18 @@ def forbid(logits: Tensor, token_ids: Mapping[int, NDArray[np.int64]]) -> None:
     """Make tokens impossible in `logits` (N, vocabulary), in place. token_ids: row to token ids."""
     if token_ids:
         logits[_places(logits, token_ids)] = float("-inf")
+
+
+def allow_only(logits: Tensor, allowed: Mapping[int, NDArray[np.bool_]]) -> None:
+    """Make all other tokens impossible in `logits` (N, vocabulary), in place. allowed: row to (vocabulary,) which tokens may come.
+
+    A token that is allowed stays possible even where the model or another edit made it impossible.
+    """
+    if not allowed:
+        return
+    rows = torch.tensor(list(allowed), device=logits.device)
+    masks = torch.from_numpy(np.stack(list(allowed.values()))).to(logits.device)
+    logits[rows] = torch.where(masks, logits[rows].clamp(min=LOWEST_ALLOWED), -torch.inf)
 
 
 def _places(logits: Tensor, token_ids: Mapping[int, NDArray[np.int64]]) -> tuple[Tensor, Tensor]:

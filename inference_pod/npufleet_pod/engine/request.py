@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from npufleet_pod.errors import GenerationError
+from npufleet_pod.errors import GenerationError, GrammarError
+
+if TYPE_CHECKING:
+    from npufleet_pod.engine.grammar import Grammar
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives that a request may ask for: OpenAI's limit for chats, and vLLM's."""
@@ -62,6 +66,10 @@ class GenerationRequest:
     """Lower values are served earlier."""
     cache_salt: str = ""
     """Requests share cached prefixes only with those of the same salt."""
+    grammar: Grammar | None = None
+    """What the answer has to obey; it ends where the grammar does."""
+    grammar_after: int | None = None
+    """The token after which the grammar begins, such as the end of a model's thoughts; None: it begins at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,10 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """One entry per token of the prompt, None for the first; given with the first token, if asked for."""
+    grammar_ended: bool = False
+    """Whether nothing may follow by the request's grammar."""
+    error: GrammarError | None = None
+    """Why the request cannot go on."""
 
 
 class FinishReason(StrEnum):
@@ -120,6 +132,11 @@ class GenerationFailed:
     """The engine gave the generation up."""
 
     error: GenerationError
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """As what it counts."""
+        return FinishReason.ABORT
 
 
 Output = TokenOutput | GenerationFailed

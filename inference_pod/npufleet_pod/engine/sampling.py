@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from npufleet_pod.engine.drawing import draw, uniforms
-from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, forbid, penalise, penalties_of
+from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, allow_only, forbid, penalise, penalties_of
 from npufleet_pod.engine.logprobs import PromptScores, token_logprobs
 from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams
+from npufleet_pod.errors import GrammarError
+
+if TYPE_CHECKING:
+    from npufleet_pod.engine.grammar import GrammarState
 
 
 @dataclass(slots=True)
@@ -28,7 +33,16 @@ class _Sequence:
     """Kept only where there are penalties."""
     logprobs: int | None
     prompt: PromptScores | None
+    grammar: GrammarState | None = None
+    grammar_after: int | None = None
+    """The token that the grammar still waits for."""
+    error: GrammarError | None = None
     drawn: int = 0
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the grammar says what comes next."""
+        return self.grammar is not None and self.grammar_after is None and self.error is None and not self.grammar.ended
 
 
 class Sampler:
@@ -58,6 +72,8 @@ class Sampler:
             seen=SeenTokens(request.prompt_token_ids if penalties is not None and penalties.repetition != 1 else ()),
             logprobs=request.logprobs,
             prompt=None if top is None else PromptScores(request.prompt_token_ids, top),
+            grammar=None if request.grammar is None else request.grammar.start(),
+            grammar_after=request.grammar_after,
         )
 
     def remove(self, request_id: str) -> None:
@@ -90,15 +106,43 @@ class Sampler:
         sampled = {}
         for row, (request_id, sequence, token_id) in enumerate(zip(request_ids, sequences, tokens, strict=True)):
             prompt = sequence.prompt.entries if sequence.prompt is not None and sequence.drawn == 0 else None
-            sampled[request_id] = SampledToken(token_id, entries.get(row), prompt)
+            ended = _advance(sequence, token_id)
+            sampled[request_id] = SampledToken(token_id, entries.get(row), prompt, ended, sequence.error)
             sequence.drawn += 1
             if sequence.penalties is not None:
                 sequence.seen.add(token_id)
         return sampled
 
     def _edit(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
-        """Apply, in vLLM's order, what changes which token is likeliest: bias, min_tokens, penalties."""
+        """Apply what changes which token is likeliest, in vLLM's order: bias, min_tokens, penalties; last, what a grammar allows."""
         rows = list(enumerate(sequences))
         add_biases(logits, {row: one.bias for row, one in rows if one.bias is not None})
         forbid(logits, {row: one.end_tokens for row, one in rows if one.drawn < one.min_tokens and one.end_tokens.size})
         penalise(logits, {row: (one.penalties, one.seen) for row, one in rows if one.penalties is not None and one.seen.ids.size})
+        allow_only(logits, {row: mask for row, one in rows if one.constrained and (mask := _allowed(one)) is not None})
+
+
+def _allowed(sequence: _Sequence) -> NDArray[np.bool_] | None:
+    """What the grammar allows next, (vocabulary,); None once it cannot be told."""
+    assert sequence.grammar is not None  # noqa: S101 - what makes it constrained
+    try:
+        return sequence.grammar.allowed()
+    except GrammarError as error:
+        sequence.error = error
+        return None
+
+
+def _advance(sequence: _Sequence, token_id: int) -> bool:
+    """Tell the grammar of the token; whether it ends there."""
+    if sequence.grammar is None:
+        return False
+    if sequence.grammar_after is not None:
+        sequence.grammar_after = None if token_id == sequence.grammar_after else sequence.grammar_after
+    elif sequence.constrained:
+        try:
+            sequence.grammar.accept(token_id)
+        except GrammarError as error:
+            sequence.error = error
+            return False
+        return sequence.grammar.ended
+    return False

@@ -13,6 +13,7 @@ from npufleet_pod.errors import (
     ContextLengthError,
     DrainDeadlineError,
     GenerationError,
+    GrammarError,
     InvalidRequestError,
     ModelNotFoundError,
     NotReadyError,
@@ -51,6 +52,7 @@ _KINDS: tuple[tuple[type[RequestError], int, str, str | None], ...] = (
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (NotReadyError, 503, "service_unavailable_error", "not_ready"),
     (DrainDeadlineError, 503, "service_unavailable_error", "drain_deadline"),
+    (GrammarError, 400, "invalid_request_error", "grammar_error"),
     (GenerationError, 500, "server_error", "engine_error"),
 )
 

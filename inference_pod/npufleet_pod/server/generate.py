@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from npufleet_pod.engine.request import GenerationRequest
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError
@@ -15,6 +16,9 @@ from npufleet_pod.server.infill import infill_tokens
 from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
+
+if TYPE_CHECKING:
+    from npufleet_pod.engine.grammar import Grammar
 
 INLINE_ENCODE_CHARS = 4096
 """Longer texts are encoded on a thread, so that other clients' tokens are not held up."""
@@ -28,7 +32,8 @@ async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
     given = body.prompts()
     prompts = [await _prompt_ids(serving, prompt, body.suffix) for prompt in given]
     wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
-    plan = _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id)
+    grammar = await _grammar(serving, body)
+    plan = _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id, grammar)
     if not body.echo:
         return plan
     scored = body.logprobs is not None
@@ -49,7 +54,8 @@ async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
     prompt = await encode(serving, text, add_special_tokens=False)
     wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id)
+    grammar = await _grammar(serving, body)
+    return _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id, grammar)
 
 
 async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -94,6 +100,11 @@ async def _echo(serving: Serving, prompt: str | list[int], skip_special_tokens: 
     return Echo.of_tokens(prompt, tokenizer, skip_special_tokens)
 
 
+async def _grammar(serving: Serving, body: GenerationBody) -> Grammar | None:
+    source = body.grammar_source()
+    return None if source is None else await serving.grammars.compile(source)
+
+
 def _checked_ids(serving: Serving, token_ids: list[int]) -> list[int]:
     vocabulary = serving.files.config.vocab_size
     beyond = next((token for token in token_ids if token >= vocabulary), None)
@@ -110,6 +121,7 @@ def _plan(
     default_tokens: int,
     wording: Wording,
     answer_id: str,
+    grammar: Grammar | None,
 ) -> AnswerPlan:
     copies = body.n or 1
     if len(prompts) * copies > MAX_CHOICES:
@@ -133,6 +145,7 @@ def _plan(
                     logprobs=body.top_logprobs_asked,
                     priority=body.priority or 0,
                     cache_salt=body.cache_salt or "",
+                    grammar=grammar,
                 )
             )
     options = body.stream_options

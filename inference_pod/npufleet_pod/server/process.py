@@ -23,6 +23,7 @@ from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.errors import DrainDeadlineError, StartError
 from npufleet_pod.server.admin import create_admin_app
 from npufleet_pod.server.chat_template import ChatTemplate
+from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
 from npufleet_pod.server.metrics import EngineMetrics
 from npufleet_pod.server.openai import create_openai_app
@@ -70,7 +71,8 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
     lifecycle = Lifecycle(engine.snapshot, end_all)
     metrics.watch(engine.snapshot, lambda: lifecycle.state, engine.stall_ratio)
     replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
-    serving = Serving(settings, files, template, engine, lifecycle, metrics, replica, int(time.time()))
+    grammars = GrammarCompiler(files.tokenizer, files.config.vocab_size, files.config.eos_token_ids)
+    serving = Serving(settings, files, template, engine, lifecycle, metrics, grammars, replica, int(time.time()))
     stop = asyncio.Event()
     with _signals(stop):
         engine.start()
@@ -80,6 +82,7 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
                 await _live(serving, stop, started)
         finally:
             lifecycle.close()
+            grammars.close()
             await engine.stop()
 
 
@@ -108,7 +111,7 @@ async def _live(serving: Serving, stop: asyncio.Event, started: float) -> None:
 
 
 async def _load(serving: Serving, started: float) -> None:
-    loaded = await serving.engine.wait_ready()
+    _, loaded = await asyncio.gather(serving.grammars.warm(), serving.engine.wait_ready())
     serving.loaded_limits = loaded.limits
     seconds = time.monotonic() - started
     host = loaded.tiers.host

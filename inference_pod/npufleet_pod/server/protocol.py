@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from npufleet_pod.engine.request import MAX_TOP_LOGPROBS, SamplingParams, StopParams
 from npufleet_pod.errors import InvalidRequestError
+from npufleet_pod.server.body import Body
+from npufleet_pod.server.structured import StructuredFields
 
 MAX_CHOICES = 128
 """Most sequences that one request may ask for: prompts × n."""
@@ -27,12 +29,6 @@ Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class Body(BaseModel):
-    """Base of all request bodies."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
-
-
 class StreamOptions(Body):
     """What a stream carries besides text."""
 
@@ -40,7 +36,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(Body, ABC):
+class GenerationBody(StructuredFields, ABC):
     """What completions and chat have in common: OpenAI's fields, and those that vLLM adds."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -182,12 +178,6 @@ class Message(Body):
         return fields
 
 
-class ResponseFormat(Body):
-    """How the answer is to be written; only text is served."""
-
-    type: Annotated[str, StringConstraints(max_length=64)]
-
-
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
@@ -199,7 +189,6 @@ class ChatBody(GenerationBody):
     top_logprobs: TopLogprobs | None = None
     tools: list[Any] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
 
     @property
     def top_logprobs_asked(self) -> int | None:
@@ -213,8 +202,6 @@ class ChatBody(GenerationBody):
             raise InvalidRequestError("top_logprobs needs logprobs: true: leave it out or set logprobs", "top_logprobs")
         if self.tools and self.tool_choice != "none":
             raise InvalidRequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise InvalidRequestError("response_format other than text is not supported: leave it out", "response_format")
 
 
 class TokenizeBody(Body):

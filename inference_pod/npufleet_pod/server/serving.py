@@ -10,6 +10,7 @@ from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.errors import ModelNotFoundError, NotReadyError
 from npufleet_pod.server.chat_template import ChatTemplate
+from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
 from npufleet_pod.server.metrics import EngineMetrics
 
@@ -24,6 +25,7 @@ class Serving:
     engine: Engine
     lifecycle: Lifecycle
     metrics: EngineMetrics
+    grammars: GrammarCompiler
     replica: str
     """Name of the pod."""
     created_unix: int

@@ -17,6 +17,7 @@ FIELDS = [
     *("model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "stream"),
     *("stream_options", "stop_token_ids", "logit_bias", "tools", "tool_choice", "response_format", "tokens", "min_tokens"),
     *("chat_template_kwargs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "presence_penalty", "logprobs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     *("frequency_penalty", "repetition_penalty", "top_logprobs", "best_of", "echo", "suffix", "priority", "cache_salt"),
 ]
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

@@ -194,7 +194,7 @@ COMPLETION = {"model": "tiny", "prompt": "x"}
         ("chat/completions", {**CHAT, "priority": "high"}, 400, "priority", "valid integer"),
         ("chat/completions", {**CHAT, "cache_salt": ""}, 400, "cache_salt", "at least 1 character"),
         ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "tools are not supported"),
-        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+        ("chat/completions", {**CHAT, "response_format": {"type": "xml"}}, 400, "response_format", "'xml' is not supported"),
         (
             "chat/completions",
             {**CHAT, "stream": False, "stream_options": {"include_usage": True}},
