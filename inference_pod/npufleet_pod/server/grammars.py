@@ -76,12 +76,13 @@ class GrammarCompiler:
         return await asyncio.shield(self._vocabulary)
 
     def _build(self) -> GrammarVocabulary | None:
-        from npufleet_pod.engine.grammar import GrammarVocabulary
-
         try:
+            from npufleet_pod.engine.grammar import GrammarVocabulary
+
             return GrammarVocabulary(self._tokenizer.to_json(), self._columns, self._eos_token_ids)
-        except ValueError as error:
-            logger.warning("no structured output: the tokenizer is of an unknown kind", extra={"reason": one_line(str(error))})
+        except (ImportError, ValueError) as error:
+            # Without the library, or for a tokenizer that it does not know, everything else can still be served.
+            logger.warning("no structured output", extra={"reason": one_line(str(error))})
             return None
 
 
