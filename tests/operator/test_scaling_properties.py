@@ -151,10 +151,11 @@ class PoolMachine(RuleBasedStateMachine):
         assert plan.pool_status is not None
         guaranteed = {c.name: c.guaranteed for c in plan.pool_status.classes}
         taken: dict[str, int] = {}
-        for step in (*plan.drains, *plan.deletes):
-            if step.reason is Reason.RECLAIMED_FOR_GUARANTEE and step.pod.drain_started is None:
-                name = step.pod.labels["npufleet.dev/workload-class"]
-                taken[name] = taken.get(name, 0) + step.pod.requests[RESOURCE]
+        gone = [(drain.pod, drain.reason) for drain in plan.drains] + [(delete.pod, delete.reason) for delete in plan.deletes]
+        for pod, reason in gone:
+            if reason is Reason.RECLAIMED_FOR_GUARANTEE and pod.drain_started is None:
+                name = pod.labels["npufleet.dev/workload-class"]
+                taken[name] = taken.get(name, 0) + pod.requests[RESOURCE]
         largest = max((pod.requests[RESOURCE] for pod in self.fleet.pods.values()), default=0)
         for name, npus in taken.items():
             assert before[name] > guaranteed[name], f"{name} borrows nothing"

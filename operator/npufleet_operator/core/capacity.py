@@ -9,6 +9,7 @@ from npufleet_api.contract import POOL_LABEL
 from npufleet_api.pool import InferencePoolSpec, NpuSelection
 from npufleet_operator.core.naming import slug
 from npufleet_operator.core.observed import ModelView, NodeView, PodView, RivalPool
+from npufleet_operator.core.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +142,17 @@ def capacity(
 def _reserve(resource: str, free: Mapping[str, int], waiting: Sequence[PodView]) -> tuple[dict[str, int], dict[str, str], list[PodView]]:
     """Free NPUs less those that created, not yet scheduled pods will take: largest first, best fit. Then where each has its place, by
     UID, and what found none."""
-    left = dict(free)
+    if not waiting:
+        return dict(free), {}, []
+    left = Shelf(free)
     placed: dict[str, str] = {}
     unplaced = []
     for pod in sorted(waiting, key=lambda p: (-p.requests[resource], p.key)):
         npus = pod.requests[resource]
-        node = min(((count, name) for name, count in left.items() if count >= npus), default=None)
+        node = left.best_fit(npus)
         if node is None:
             unplaced.append(pod)
         else:
-            left[node[1]] -= npus
-            placed[pod.uid] = node[1]
-    return left, placed, unplaced
+            left.put(node, left.count(node) - npus)
+            placed[pod.uid] = node
+    return left.counts, placed, unplaced

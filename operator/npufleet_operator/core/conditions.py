@@ -37,12 +37,16 @@ class Conditions:
         """Set one condition; None is Unknown."""
         value = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}[status]
         before = self._before.get(kind)
+        message = message[:MESSAGE_LIMIT]
         unchanged = before is not None and before.status is value
+        if before and unchanged and (before.reason, before.message, before.observed_generation) == (reason, message, self._generation):
+            self._set[kind] = before
+            return
         self._set[kind] = Condition(
             type=kind,
             status=value,
             reason=reason.value,
-            message=message[:MESSAGE_LIMIT],
+            message=message,
             last_transition_time=before.last_transition_time if unchanged and before else self._now,
             observed_generation=self._generation,
         )

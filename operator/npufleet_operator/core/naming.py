@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 SLUG_LENGTH = 40
 REVISION_LENGTH = 8
 
 
+@lru_cache(maxsize=8192)
 def slug(name: str) -> str:
     """A DNS label of at most 40 characters that stands for `name`; with a short hash when anything was changed."""
     label = re.sub(r"[^a-z0-9-]", "-", name.lower()).strip("-")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Mapping
-
 from npufleet_operator.core.capacity import Capacity
+from npufleet_operator.core.shelf import Shelf
 
 
 class Room:
@@ -13,11 +11,11 @@ class Room:
 
     def __init__(self, capacity: Capacity, unit: int) -> None:
         self._unit = unit
-        self._now = _Shelf({node: count - count % unit for node, count in capacity.free.items()})
+        self._now = Shelf({node: count - count % unit for node, count in capacity.free.items()})
         self._headroom = capacity.headroom
         self._prospect = dict(capacity.prospect)
         self._prospect_headroom = capacity.prospect_headroom
-        self._later = _Shelf({node: self._whole(node) for node in self._prospect})
+        self._later = Shelf({node: self._whole(node) for node in self._prospect})
 
     def fits(self, npus: int) -> bool:
         """Whether one node has `npus` left, and the pool too."""
@@ -71,32 +69,3 @@ class Room:
         self._prospect[node] += npus
         self._prospect_headroom += npus
         self._later.put(node, self._whole(node))
-
-
-class _Shelf:
-    """Nodes by count, so that the best fit is found without looking at each."""
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self._counts = dict(counts)
-        self._nodes: dict[int, list[str]] = {}
-        for node, count in sorted(counts.items()):
-            self._nodes.setdefault(count, []).append(node)
-
-    def count(self, node: str) -> int:
-        return self._counts[node]
-
-    def put(self, node: str, count: int) -> None:
-        before = self._counts[node]
-        if before == count:
-            return
-        members = self._nodes[before]
-        del members[bisect_left(members, node)]
-        if not members:
-            del self._nodes[before]
-        self._counts[node] = count
-        insort(self._nodes.setdefault(count, []), node)
-
-    def best_fit(self, npus: int) -> str | None:
-        """The node where the least is left over once it gives `npus`, the first by name among equals."""
-        count = min((c for c in self._nodes if c >= npus), default=None)
-        return None if count is None else self._nodes[count][0]
