@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -22,6 +23,7 @@ from npufleet_operator.shell.events import EventRecorder
 from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, POD, POOL
 from npufleet_operator.shell.mirror import Mirror
 from npufleet_operator.shell.pool_task import PoolTask
+from npufleet_operator.shell.recorder import PlanRecorder
 from npufleet_operator.shell.supervisor import Supervisor
 from npufleet_operator.shell.watchdog import Watchdog, Watched
 from npufleet_operator.shell.web import build_app
@@ -29,6 +31,7 @@ from npufleet_operator.shell.web import build_app
 logger = logging.getLogger(__name__)
 
 PRIME_RETRY_SECONDS = 2.0
+MEBIBYTE = 1024 * 1024
 
 
 def watched_kinds() -> tuple[Watched, ...]:
@@ -59,9 +62,10 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         watchdog = Watchdog(client, mirror, watched)
         events = EventRecorder(client, lambda: datetime.now(UTC))
         config = settings.config()
+        recorder = PlanRecorder(Path(settings.record_plans), settings.record_limit_mi * MEBIBYTE) if settings.record_plans else None
 
         def make_task(name: str) -> PoolTask:
-            return PoolTask(name, client, mirror, session, events, config, time.monotonic)
+            return PoolTask(name, client, mirror, session, events, config, time.monotonic, recorder)
 
         supervisor = Supervisor(mirror, make_task, time.monotonic)
 

@@ -24,6 +24,10 @@ class OperatorSettings(BaseModel):
     image_pull_secrets: tuple[str, ...] = ()
     npu_exporter_url: Annotated[str, Field(max_length=512, pattern=r"^(https?://\S+)?$")] = ""
 
+    record_plans: Annotated[str, Field(max_length=512)] = ""
+    """File for recorded plans; empty: none are recorded."""
+    record_limit_mi: Annotated[int, Field(ge=1, le=65536)] = 64
+
     def config(self) -> OperatorConfig:
         """As the planner takes them."""
-        return OperatorConfig(**self.model_dump())
+        return OperatorConfig(**self.model_dump(exclude={"record_plans", "record_limit_mi"}))

@@ -123,7 +123,7 @@ def test_the_operator_is_started_as_its_command_line_expects(render: Callable[..
             },
             "imagePullSecrets": ["pull-a", "pull-b"],
             "gateway": {"serviceType": "LoadBalancer", "resources": {"limits": {"memory": "2Gi"}, "requests": None}},
-            "operator": {"logLevel": "debug", "logFormat": "text"},
+            "operator": {"logLevel": "debug", "logFormat": "text", "recordPlansMi": 8},
             "monitoring": {"npuExporterUrl": "http://$(HOST_IP):8082/metrics"},
         }
     )
@@ -143,7 +143,10 @@ def test_the_operator_is_started_as_its_command_line_expects(render: Callable[..
         "NPUFLEET_NPU_EXPORTER_URL": "http://$(HOST_IP):8082/metrics",
         "NPUFLEET_LOG_LEVEL": "debug",
         "NPUFLEET_LOG_FORMAT": "text",
+        "NPUFLEET_RECORD_PLANS": "/var/lib/npufleet/plans.jsonl",
+        "NPUFLEET_RECORD_LIMIT_MI": "8",
     }
+    assert {"name": "plans", "mountPath": "/var/lib/npufleet"} in container["volumeMounts"]
     assert operator_pod(objects)["imagePullSecrets"] == [{"name": "pull-a"}, {"name": "pull-b"}]
 
 
@@ -286,6 +289,7 @@ def test_alerts_speak_of_metrics_that_exist(render: Callable[..., list[Object]])
         ({"operator": {"replicas": 2}}, "replicas"),
         ({"operator": {"logLevel": "loud"}}, "logLevel"),
         ({"operator": {"logFormat": "xml"}}, "logFormat"),
+        ({"operator": {"recordPlansMi": -1}}, "recordPlansMi"),
         ({"operator": {"nodeSelector": {"a": 1}}}, "nodeSelector"),
         ({"operator": {"resources": {"limit": {}}}}, "limit"),
         ({"operator": {"resources": {"limits": {"memory": "lots"}}}}, "memory"),

@@ -28,6 +28,8 @@ def main() -> None:
 @click.option("--gateway-resources", default="{}", envvar="NPUFLEET_GATEWAY_RESOURCES", help="Resources of gateway pods, as JSON.")
 @click.option("--image-pull-secrets", default="", envvar="NPUFLEET_IMAGE_PULL_SECRETS", help="Names of pull Secrets, comma-separated.")
 @click.option("--npu-exporter-url", default="", envvar="NPUFLEET_NPU_EXPORTER_URL", help="Where monitors read the NPUs of $(HOST_IP).")
+@click.option("--record-plans", default="", envvar="NPUFLEET_RECORD_PLANS", help="File for recorded plans, for `npufleet replay`.")
+@click.option("--record-limit-mi", default="64", envvar="NPUFLEET_RECORD_LIMIT_MI", help="Size of recorded plans at most, in MiB.")
 @click.option("--log-level", default="info", envvar="NPUFLEET_LOG_LEVEL", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", default="json", envvar="NPUFLEET_LOG_FORMAT", type=click.Choice(["json", "text"]))
 @click.option("--port", default=9090, show_default=True, help="Port of /healthz, /readyz and /metrics.")

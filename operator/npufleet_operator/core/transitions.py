@@ -1,4 +1,4 @@
-"""What a plan changes in the summary condition of a pool and its models: what people are told by Events."""
+"""What a plan changes in conditions of a pool and its models that people are told of by Events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from npufleet_api.conditions import Condition, ConditionStatus, ModelCondition, 
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.observed import ModelKey, Observed
 
-PASSING = frozenset({Reason.LOADING, Reason.PENDING, Reason.SCALED_TO_ZERO})
+PASSING = frozenset({Reason.LOADING, Reason.PENDING, Reason.SCALED_TO_ZERO, Reason.GUARANTEE_WAITING})
 """Reasons that pass by themselves, or that somebody asked for."""
 
 
@@ -22,12 +22,17 @@ class Transition:
     warning: bool
 
 
-def ready_transitions(observed: Observed, plan: Plan) -> list[Transition]:
-    """One per resource whose Ready changed its status or its reason, the pool first."""
+TOLD_OF_POOLS = (PoolCondition.READY, PoolCondition.GUARANTEES, PoolCondition.NODES)
+
+
+def condition_transitions(observed: Observed, plan: Plan) -> list[Transition]:
+    """One per resource whose Ready, and for a pool also its guarantees and nodes, changed status or reason; the pool first."""
     transitions = []
     if observed.pool and plan.pool_status:
-        before, after = observed.pool.status.condition(PoolCondition.READY), plan.pool_status.condition(PoolCondition.READY)
-        transitions += _changed(None, before, after)
+        for kind in TOLD_OF_POOLS:
+            before, after = observed.pool.status.condition(kind), plan.pool_status.condition(kind)
+            if kind is PoolCondition.READY or before or (after and after.status is not ConditionStatus.TRUE):
+                transitions += _changed(None, before, after)
     for model in observed.models:
         status = plan.model_status.get(model.key)
         if status:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 STATUS_FIELD_MANAGER = f"{FIELD_MANAGER}-status"
 FIGURES_SECONDS = 30.0
 """Measured figures alone are written no more often than this."""
+FIGURES: Json = {"slo": None, "scaling": None}
+"""What elastic scaling must remember of a move goes with the number of replicas, which is no figure."""
 CONCURRENCY = 16
 UNPROCESSABLE = 422
 
@@ -198,7 +200,7 @@ class Applier:
         if before == wanted:
             return
         identity, now = (name_of_kind, namespace, name), self._clock()
-        figures_only = {**before, "slo": None} == {**wanted, "slo": None}
+        figures_only = {**before, **FIGURES} == {**wanted, **FIGURES}
         if figures_only and now - self._figures_written.get(identity, float("-inf")) < FIGURES_SECONDS:
             return
         metadata = {"name": name, "uid": uid, **({"namespace": namespace} if namespace else {})}

@@ -18,7 +18,7 @@ from npufleet_operator.core.naming import gateway_child, slug
 from npufleet_operator.core.objects.gateway import GATEWAY_COMPONENT
 from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView, RivalPool
 from npufleet_operator.core.plan import make_plan
-from npufleet_operator.core.transitions import Transition, ready_transitions
+from npufleet_operator.core.transitions import Transition, condition_transitions
 from npufleet_operator.errors import ApiError
 from npufleet_operator.shell import metrics
 from npufleet_operator.shell.apply import Applier
@@ -27,6 +27,7 @@ from npufleet_operator.shell.engine_admin import EngineAdmin
 from npufleet_operator.shell.events import EventRecorder, Subject
 from npufleet_operator.shell.gateways import GatewayPoller
 from npufleet_operator.shell.mirror import Mirror
+from npufleet_operator.shell.recorder import PlanRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,18 @@ AGAIN_SECONDS = 0.5
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 8.0
 """Kept short: after an outage of the API server this is what a pool waits."""
-WARNINGS = frozenset({Reason.CLAMPED_BY_CAPACITY, Reason.CLAMPED_BY_CEILING, Reason.DRAIN_DEADLINE, Reason.REPLACED_FAILED})
+WARNINGS = frozenset(
+    {
+        Reason.CLAMPED_BY_CAPACITY,
+        Reason.CLAMPED_BY_CEILING,
+        Reason.CLAMPED_BY_MAXIMUM,
+        Reason.DRAIN_DEADLINE,
+        Reason.HOLD_NO_DATA,
+        Reason.RECLAIMED_FOR_GUARANTEE,
+        Reason.REPLACED_FAILED,
+        Reason.SLO_UNATTAINABLE,
+    }
+)
 
 
 class PoolTask:
@@ -51,6 +63,7 @@ class PoolTask:
         events: EventRecorder,
         config: OperatorConfig,
         monotonic: Callable[[], float],
+        recorder: PlanRecorder | None = None,
     ) -> None:
         self.name = name
         self.last_cycle = monotonic()
@@ -58,6 +71,7 @@ class PoolTask:
         self._config = config
         self._events = events
         self._monotonic = monotonic
+        self._recorder = recorder
         self._admin = EngineAdmin(session)
         self._gateways = GatewayPoller(session, name, monotonic)
         self._applier = Applier(client, mirror, self._admin, monotonic)
@@ -103,9 +117,12 @@ class PoolTask:
     async def _cycle(self) -> float:
         observed = await self._observe()
         started = self._monotonic()
-        plan = make_plan(observed, datetime.now(UTC))
+        now = datetime.now(UTC)
+        plan = make_plan(observed, now)
         metrics.PLAN_SECONDS.labels(self.name).observe(self._monotonic() - started)
-        transitions = ready_transitions(observed, plan)
+        if self._recorder:
+            await self._recorder.write(observed, now, plan)
+        transitions = condition_transitions(observed, plan)
         again = await self._applier.carry_out(self.name, plan)
         await self._publish(plan)
         for transition in transitions:
