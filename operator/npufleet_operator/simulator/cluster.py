@@ -44,6 +44,7 @@ class SimulatedCluster:
         self.replicas: dict[str, Replica] = {}
         self.changed: Callable[[], None] = lambda: None
         self._loaded: dict[str, float] = {}
+        self._names: set[tuple[str, str]] = set()
         self._created = 0
 
     def now(self) -> datetime:
@@ -56,8 +57,9 @@ class SimulatedCluster:
 
     def create(self, model: ModelKey, name: str, labels: Mapping[str, str], owner_uid: str, requests: Mapping[str, int]) -> str:
         """A pod of a model; its UID. It is bound at once if there is room, else when there is."""
-        if any((pod.namespace, pod.name) == (model[0], name) for pod in self.pods.values()):
+        if (model[0], name) in self._names:
             raise AssertionError(f"pod {model[0]}/{name} exists already")
+        self._names.add((model[0], name))
         self._created += 1
         uid = f"pod-{self._created:05d}"
         self.pods[uid] = PodView(
@@ -154,22 +156,20 @@ class SimulatedCluster:
 
     def _schedule(self) -> None:
         """Bind pending pods in the order of their creation."""
-        for uid, pod in sorted(self.pods.items()):
-            if pod.node or pod.terminating or pod.finished:
-                continue
-            node = self._place(self._npus(pod))
+        pending = sorted(uid for uid, pod in self.pods.items() if not (pod.node or pod.terminating or pod.finished))
+        if not pending:
+            return
+        free = {name: view.allocatable.get(self.resource, 0) for name, view in self.nodes.items() if view.ready and view.schedulable}
+        for pod in self.pods.values():
+            if pod.node in free and not pod.finished:
+                free[pod.node] -= self._npus(pod)
+        for uid in pending:
+            pod = self.pods[uid]
+            node = min(((left, name) for name, left in free.items() if left >= self._npus(pod)), default=(0, ""))[1]
             if node:
+                free[node] -= self._npus(pod)
                 self.pods[uid] = replace(pod, node=node)
                 self._clock.after(POD_START_SECONDS, partial(self._start, uid))
-
-    def _place(self, npus: int) -> str:
-        free = []
-        for name, view in self.nodes.items():
-            used = sum(self._npus(p) for p in self.pods.values() if p.node == name and not p.finished)
-            left = view.allocatable.get(self.resource, 0) - used
-            if view.ready and view.schedulable and left >= npus:
-                free.append((left, name))
-        return min(free)[1] if free else ""
 
     def _start(self, uid: str) -> None:
         pod = self.pods.get(uid)
@@ -207,6 +207,7 @@ class SimulatedCluster:
 
     def _gone(self, uid: str) -> None:
         pod = self.pods.pop(uid)
+        self._names.discard(pod.key)
         self.replicas.pop(uid, None)
         self._gateway.forget((pod.namespace, pod.owner_name), uid)
         self._schedule()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,8 +190,14 @@ def simulate(scenario: Scenario, workload: Workload, policy: str, seconds: float
 
 
 def _oracle(scenario: Scenario, workload: Workload, seconds: float, seed: int) -> Result:
-    """The best of all fixed allocations, each run: by attainment, then by the worst class's, then by fewest NPU-hours."""
+    """The best of all fixed allocations within the pool's and the models' bounds, each run."""
     results = [Simulation(scenario, workload, seconds, seed).run(Deployments(), allocation) for allocation in candidates(scenario)]
+    return best(results)
+
+
+def best(results: Sequence[Result]) -> Result:
+    """The best of fixed allocations: by attainment, then by the worst class's, then by fewest NPU-hours. Raises InputError if there is
+    none."""
     if not results:
         raise InputError("policy oracle: no allocation gives every model a replica: lower spec.parallelism or raise maxPercent")
     return max(results, key=lambda r: (r.attainment_percent, min(r.attainment_by_class.values(), default=0.0), -r.npu_hours))
