@@ -41,7 +41,7 @@ class ThreadCollective:
         assert tensor.is_contiguous()
         return torch.stack(self._exchange(tensor)).sum(0)
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         """See Collective."""
         assert tensor.is_contiguous()
         assert tensor.shape[1] == sizes[self._rank]

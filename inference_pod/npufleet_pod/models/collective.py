@@ -20,8 +20,8 @@ class Collective(Protocol):
         """The sum of every rank's `tensor`, all of one shape, contiguous; may be written over it."""
         ...
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every rank's `tensor` (N, sizes[rank]), contiguous, side by side: (N, sum of sizes)."""
+    def gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+        """On rank 0 every rank's `tensor` (N, sizes[rank]), contiguous, side by side: (N, sum of sizes). The others get their own back."""
         ...
 
 
@@ -34,6 +34,6 @@ class Alone:
         """The tensor itself."""
         return tensor
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         """The tensor itself."""
         return tensor

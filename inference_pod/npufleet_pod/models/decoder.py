@@ -48,7 +48,7 @@ FUSION_LEVELS = (1, 2, 3)
 class Decoder:
     """A loaded model, or one rank's part of it. Holds no state of any sequence.
 
-    All ranks compute the same steps in the same order; hidden states and logits are whole, and the same, on each.
+    All ranks compute the same steps in the same order; hidden states are whole, and the same, on each; logits are whole on rank 0.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Decoder:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32."""
+        """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32; on ranks other than 0 those of their own rows of it."""
         head, compute = self._weights.head, TORCH_DTYPES[self.precision.output.compute]
         if head.scale is None and compute is torch.float32:
             own = self._kernels.linear_float32(hidden, head.weight)
         else:
             own = self._project(hidden.to(compute), head)
-        return self._ranks.all_gather(own, self.part.vocabulary_sizes).to(torch.float32)
+        return self._ranks.gather(own, self.part.vocabulary_sizes).to(torch.float32)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """(T, hidden): each rank looks up the tokens whose rows it holds."""

@@ -55,16 +55,17 @@ def test_sums_and_joins_are_exact_and_in_the_order_of_the_ranks(data: st.DataObj
         st.lists(st.tuples(st.sampled_from([Route.DIRECT, Route.SEGMENTED, None]), sizes, st.sampled_from(DTYPES)), min_size=1, max_size=6)
     )
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    rows = data.draw(st.integers(1, 3))
     inputs = [[torch.randn(size, generator=generator).to(dtype) for _ in range(ranks)] for _, size, dtype in operations]
 
     def work(rank: int, exchange: SharedExchange) -> None:
         for (route, size, dtype), parts in zip(operations, inputs, strict=True):
             if route is None:
-                # Parts of different widths, the last rank's none wider than one.
+                # Parts of different widths.
                 widths = [max(1, size // (other + 1)) for other in range(ranks)]
-                own = parts[rank][: widths[rank]].view(1, -1)
-                expected = torch.cat([part[:width].view(1, -1) for part, width in zip(parts, widths, strict=True)], dim=1)
-                assert torch.equal(exchange.all_gather(own.contiguous(), widths), expected)
+                joined = [part[:width].view(1, -1).repeat(rows, 1) for part, width in zip(parts, widths, strict=True)]
+                own, expected = joined[rank], torch.cat(joined, dim=1)
+                assert torch.equal(exchange.gather(own.contiguous(), widths), expected if rank == 0 else own)
                 continue
             tensor = parts[rank].clone()
             assert exchange.all_reduce(tensor, route) is tensor

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
+from npufleet_pod.engine.distributed.leading import group_limits
+from npufleet_pod.engine.distributed.messages import Loaded
 from npufleet_pod.engine.limits import memory_limits
 from npufleet_pod.engine.model_files import compute_dtype, inspect_model
 from npufleet_pod.errors import DeviceError
@@ -75,6 +79,67 @@ def test_an_npu_that_is_not_there_is_never_replaced_by_a_cpu(tiny_model: Path, m
     monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
     with pytest.raises(DeviceError, match="finds no NPU: check that the pod requests one"):
         open_device(chosen)
+
+
+class PretendNpus:
+    """torch.npu of a process that sees some NPUs, as far as opening one goes."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.current: torch.device | None = None
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return self._count
+
+    def set_device(self, device: torch.device) -> None:
+        self.current = device
+
+    def Stream(self, device: torch.device) -> object:  # noqa: N802 - torch's name
+        return object()
+
+
+def test_each_rank_opens_an_npu_of_its_own_and_too_few_are_told(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.utils.rename_privateuse1_backend("npu")  # type: ignore[attr-defined] # as torch_npu does; not in torch's list of what it exports
+    npus = PretendNpus(2)
+    monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
+    monkeypatch.setattr(torch, "npu", npus, raising=False)
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "put back after the test")
+    monkeypatch.delenv("HCCL_CONNECT_TIMEOUT")
+    device = open_device(settings(tiny_model, device="NPU", tensor_parallel=2), rank=1)
+    assert device.torch_device == npus.current == torch.device("npu", 1)
+    assert device.collective_backend == "hccl"
+    assert os.environ["HCCL_CONNECT_TIMEOUT"] == "600"
+    with pytest.raises(DeviceError, match="tensorParallel: 4 ranks need as many NPUs, the process sees 2: request as many"):
+        open_device(settings(tiny_model, device="NPU", tensor_parallel=4), rank=1)
+
+
+class LoadedGroup:
+    """A group of two ranks of which rank 1 has loaded."""
+
+    ranks = 2
+
+    def __init__(self, free_memory_bytes: int) -> None:
+        self._report = Loaded(free_memory_bytes)
+
+    def collect(self, kind: type[Loaded], keep_going: Callable[[], bool]) -> dict[int, Loaded]:
+        return {1: self._report}
+
+
+def test_ranks_hold_what_the_fullest_npu_or_the_memory_that_they_share_allows(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A rank has one of two key/value heads: 2 × 2 layers × 16 elements × 4 bytes × 128 tokens of an NPU's page.
+    page_bytes = 2 * 2 * 16 * 4 * 128
+    fields: dict[str, Any] = {"tensor_parallel": 2, "block_size": 64, "dtype": "Float32"}
+    files = inspect_model(settings(tiny_model, **fields))
+    group: Any = LoadedGroup(int(10.5 * page_bytes / 0.8))
+    on_npus = settings(tiny_model, device="NPU", **fields)
+    assert group_limits(on_npus, files, group, lambda: 1000 * MIB, lambda: True).kv_blocks == 10 * 2
+    assert group_limits(on_npus, files, group, lambda: int(7.5 * page_bytes / 0.8), lambda: True).kv_blocks == 7 * 2
+    # On a CPU only what rank 0 measures counts, and a page of both ranks lies in it: blocks of 64 tokens.
+    shared = settings(tiny_model, **fields)
+    assert group_limits(shared, files, group, lambda: int(10.5 * page_bytes / 0.8), lambda: True).kv_blocks == 10
 
 
 def test_threads_are_those_of_the_settings(tiny_model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -167,6 +168,38 @@ async def test_a_rank_that_is_stopped_ends_the_engine_by_name(route: str, tiny_m
     async with failing(tiny_model, rank_timeout_seconds=2) as (_, pids, end):
         os.kill(pids[0], signal.SIGSTOP)
         assert await end() == f"rank 1 (pid {pids[0]}) is stopped by a signal: no rank moved for 2 s, rankTimeoutSeconds is 2"
+    assert all(is_gone(pid) for pid in pids)
+
+
+HANGS = "forward = lambda *_: time.sleep(10000)"
+FAILS = "def forward(*_): raise MemoryError('17 GiB')"
+
+
+def change_rank(number: int, forward: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rank `number` compute its 20th step as `forward` says."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        f"{forward}\n"
+        f"if 'npufleet_pod.engine.distributed.worker' in sys.orig_argv and sys.orig_argv[4] == '{number}':\n"
+        "    from npufleet_pod.engine import rank\n"
+        "    steps, original = [], rank.Rank.forward\n"
+        "    rank.Rank.forward = lambda *given: steps.append(1) or (forward if len(steps) == 20 else original)(*given)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+async def test_a_rank_that_hangs_is_known_by_being_behind(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_rank(2, HANGS, tmp_path, monkeypatch)
+    async with failing(tiny_model, rank_timeout_seconds=2) as (_, pids, end):
+        reason = await end()
+        assert re.fullmatch(rf"rank 2 \(pid {pids[1]}\) hangs, \d+ exchanges behind the others: no rank moved for 2 s, .*", reason)
+    assert all(is_gone(pid) for pid in pids)
+
+
+async def test_a_rank_that_fails_in_a_step_says_why(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_rank(1, FAILS, tmp_path, monkeypatch)
+    async with failing(tiny_model) as (_, pids, end):
+        assert await end() == f"rank 1 (pid {pids[0]}) failed: MemoryError: 17 GiB"
     assert all(is_gone(pid) for pid in pids)
 
 

@@ -82,16 +82,19 @@ class SmartAllReduce:
             distributed.all_reduce(tensor)
         return tensor
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
         """See Collective. Raises ExchangeError."""
         if self._shared is not None:
             with self._exchange():
-                return self._shared.all_gather(tensor, sizes)
+                return self._shared.gather(tensor, sizes)
         rows, widest = tensor.shape[0], max(sizes)
         padded = tensor if tensor.shape[1] == widest else torch.nn.functional.pad(tensor, (0, widest - tensor.shape[1]))
         parts = [tensor.new_empty((rows, widest)) for _ in range(self.size)]
         with self._exchange():
+            # To all, since HCCL knows no other way.
             distributed.all_gather(parts, padded)
+        if self._rank > 0:
+            return tensor
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
     @contextlib.contextmanager

@@ -57,18 +57,21 @@ class SharedExchange:
                 self._sum_segment(piece)
         return tensor
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every rank's `tensor` (N, sizes[rank]) side by side. Raises ExchangeError."""
-        rows, step = tensor.shape[0], SLOT_BYTES // tensor.element_size()
-        parts = [tensor if other == self._rank else tensor.new_empty((rows, size)) for other, size in enumerate(sizes)]
-        for start in range(0, rows * max(sizes), step):
-            self._show(parts[self._rank].view(-1)[start : start + step])
-            for other, part in enumerate(parts):
-                piece = part.view(-1)[start : start + step]
-                if other != self._rank:
-                    piece.copy_(self._shown(other, piece))
-            self._turn = 1 - self._turn
-        return torch.cat(parts, dim=1)
+    def gather(self, tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+        """On rank 0 every rank's `tensor` (N, sizes[rank]) side by side; the others get their own back. Raises ExchangeError."""
+        rows, widest, fit = tensor.shape[0], max(sizes), SLOT_BYTES // tensor.element_size()
+        starts = [sum(sizes[:rank]) for rank in range(self._ranks)]
+        whole = tensor.new_empty((rows, sum(sizes))) if self._rank == 0 else tensor
+        columns = min(widest, fit)
+        for row in range(0, rows, fit // columns):
+            for column in range(0, widest, columns):
+                self._show(tensor[row : row + fit // columns, column : column + columns])
+                if self._rank == 0:
+                    for rank, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+                        piece = whole[row : row + fit // columns, start : start + size][:, column : column + columns]
+                        piece.copy_(self._shown(rank, piece))
+                self._turn = 1 - self._turn
+        return whole
 
     def _sum_whole(self, piece: Tensor) -> None:
         self._show(piece)
@@ -108,8 +111,8 @@ class SharedExchange:
 
 
 def _as(memory: Tensor, like: Tensor) -> Tensor:
-    """The beginning of a slot as elements like those of `like`."""
-    return memory[: like.shape[0] * like.element_size()].view(like.dtype)
+    """The beginning of a slot in the shape and type of `like`."""
+    return memory[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
 
 def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
