@@ -78,6 +78,14 @@ class EngineFigures(ReportModel):
     load_seconds: Seconds | None = None
     max_running: Count | None = None
     """Requests that the engine runs at once at most, where it tells."""
+    kv_cache_tokens: Count | None = None
+    """Tokens that the KV cache holds on the device and in host memory; None where the engine does not tell."""
+    prefill_tokens_per_second: Rate | None = None
+    """Prompt tokens computed, those found in the prefix cache left out, over the seconds that requests spent in prefill."""
+    prefix_hit_percent: PercentFloat | None = None
+    """Prompt tokens found in the prefix cache, of those sought, in the last minute."""
+    adapters: list[Name] = Field(default=[], max_length=64)
+    """Adapters that are loaded."""
 
 
 class MonitorReport(ReportModel):
@@ -111,6 +119,8 @@ class ReplicaReport(ReportModel):
     report: MonitorReport | None = None
     report_age_seconds: Seconds | None = None
     report_error: ShortText | None = None
+    breaker: Annotated[str, Field(pattern="^(closed|open|half_open)$")] = "closed"
+    """The gateway's circuit breaker."""
 
 
 class Outcomes(ReportModel):
@@ -119,20 +129,22 @@ class Outcomes(ReportModel):
     ok: Count = 0
     client_error: Count = 0
     server_error: Count = 0
+    timeout: Count = 0
     no_replica: Count = 0
     overloaded: Count = 0
+    """429s for lack of capacity: a full queue, or a deadline that passed in it."""
     interrupted: Count = 0
     cancelled: Count = 0
 
     @property
     def total(self) -> int:
         """All requests of the window."""
-        return self.ok + self.client_error + self.server_error + self.no_replica + self.overloaded + self.interrupted + self.cancelled
+        return self.ok + self.client_error + self.cancelled + self.failed
 
     @property
     def failed(self) -> int:
         """Requests that npufleet failed: the client's own errors and departures are not among them."""
-        return self.server_error + self.no_replica + self.overloaded + self.interrupted
+        return self.server_error + self.timeout + self.no_replica + self.overloaded + self.interrupted
 
 
 class TrafficBucket(ReportModel):
@@ -150,6 +162,47 @@ class TrafficHistory(ReportModel):
     end_unix: UnixTime
     """When the last stretch ended."""
     buckets: list[TrafficBucket] = Field(default=[], max_length=512)
+
+
+class WindowAttainment(ReportModel):
+    """Requests that count towards attainment, and that attained, in the latest `window_seconds`."""
+
+    window_seconds: Seconds
+    judged: Count = 0
+    attained: Count = 0
+
+
+class ClassTraffic(ReportModel):
+    """The requests of one class among a model's traffic, in the same window."""
+
+    workload_class: Name
+    outcomes: Outcomes = Outcomes()
+    judged: Count = 0
+    attained: Count = 0
+    in_flight: Count = 0
+    ttft_p50_ms: Milliseconds | None = None
+    ttft_p95_ms: Milliseconds | None = None
+    tpot_p50_ms: Milliseconds | None = None
+    tpot_p95_ms: Milliseconds | None = None
+    duration_p50_ms: Milliseconds | None = None
+    duration_p95_ms: Milliseconds | None = None
+    windows: list[WindowAttainment] = Field(default=[], max_length=8)
+
+
+class EngineTotals(ReportModel):
+    """The monitors' reports of a model's replicas, added up. Replicas without a usable report are in `replicas` only."""
+
+    replicas: Count = 0
+    reporting: Count = 0
+    oldest_age_seconds: Seconds | None = None
+    """Age of the oldest figures among them, the monitor's own delay included."""
+    running: Count = 0
+    waiting: Count = 0
+    prompt_tokens_per_second: Rate = 0
+    generation_tokens_per_second: Rate = 0
+    kv_cache_mean_percent: PercentFloat | None = None
+    kv_cache_max_percent: PercentFloat | None = None
+    compute_mean_percent: PercentFloat | None = None
 
 
 class ModelTraffic(ReportModel):
@@ -174,6 +227,14 @@ class ModelTraffic(ReportModel):
     last_request_age_seconds: Seconds | None = None
     """Since a request last arrived or ended; None if none did since the gateway started."""
     history: TrafficHistory | None = None
+    duration_p50_ms: Milliseconds | None = None
+    """End to end."""
+    duration_p95_ms: Milliseconds | None = None
+    windows: list[WindowAttainment] = Field(default=[], max_length=8)
+    """Attainment in other windows than `window_seconds`."""
+    classes: list[ClassTraffic] = Field(default=[], max_length=64)
+    """The same traffic by the class that each request was given."""
+    engines: EngineTotals = EngineTotals()
     replicas: list[ReplicaReport] = Field(default=[], max_length=1024)
 
 

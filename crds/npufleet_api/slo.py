@@ -2,8 +2,10 @@
 
 - TTFT: from the request's arrival at the gateway to the first chunk with generated text. Only streams have one.
 - TPOT: (last token − first token) / (tokens − 1). Only streams of at least two tokens have one.
-- A request attains its SLO if it was answered and missed no target. TTFT is missed the moment it is passed, TPOT is judged at the end.
-- Errors of npufleet, timeouts, interrupted streams and 429s for lack of capacity are misses. The client's own errors do not count.
+- A request attains its SLO if it was answered and missed no target. TTFT is missed the moment it is passed: a stream that still waits then
+  is a miss already, however it ends. TPOT is judged at the end.
+- Errors of npufleet, timeouts, interrupted streams and 429s for lack of capacity are misses. The client's own errors, and what a key's
+  own limits refuse, do not count.
 - A client that leaves before a target was missed does not count; one that leaves after its TTFT target passed is a miss.
 """
 
@@ -19,6 +21,7 @@ class Outcome(StrEnum):
     OK = "ok"
     CLIENT_ERROR = "client_error"
     SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
     NO_REPLICA = "no_replica"
     OVERLOADED = "overloaded"
     """Refused for lack of capacity, after a wait or at once."""
@@ -26,7 +29,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.OVERLOADED, Outcome.INTERRUPTED})
+FAILURES = frozenset({Outcome.SERVER_ERROR, Outcome.TIMEOUT, Outcome.NO_REPLICA, Outcome.OVERLOADED, Outcome.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ class Exchange:
     elapsed_ms: float
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    prompt_tokens: int = 0
+    """As the engine counted them, else estimated."""
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,11 @@ def outcome_of_status(status: int) -> Outcome:
     """Outcome of a complete answer with `status`. A replica's 429 says that its queue is full: capacity is ours, not the client's."""
     if status < 400:
         return Outcome.OK
-    if status == 429 or status >= 500:
+    if status == 429:
+        return Outcome.OVERLOADED
+    if status == 504:
+        return Outcome.TIMEOUT
+    if status >= 500:
         return Outcome.SERVER_ERROR
     return Outcome.CLIENT_ERROR
 

@@ -24,6 +24,9 @@ KEEP_SECONDS = 60.0
 """A monitor that cannot be reached keeps its last report, with its age, for so long."""
 
 
+SLOWEST_PREFILL = 0.1
+"""Tokens per second; a report that says less is taken at this."""
+
 Learn = Callable[[str, ReplicaFigures], None]
 """Takes the figures of the replica with a pod UID."""
 
@@ -57,6 +60,9 @@ def figures_of(report: MonitorReport, now: float) -> ReplicaFigures | None:
         running=engine.running,
         waiting=engine.waiting,
         kv_cache_percent=report.utilisation.kv_cache_percent,
+        kv_cache_tokens=engine.kv_cache_tokens,
+        prefill_seconds_per_token=1 / max(SLOWEST_PREFILL, engine.prefill_tokens_per_second) if engine.prefill_tokens_per_second else None,
+        adapters=frozenset(engine.adapters),
         tpot_seconds=None if engine.tpot_p50_ms is None else engine.tpot_p50_ms / 1000,
     )
 

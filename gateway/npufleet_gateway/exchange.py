@@ -28,7 +28,7 @@ from npufleet_gateway.metrics import Metrics
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
-from npufleet_gateway.sse import COMPLETION_TOKENS, TokenCounter
+from npufleet_gateway.sse import TokenCounter
 from npufleet_gateway.upstream import DRAINING, REQUEST_ID, Upstream, request_head, response_headers
 from npufleet_gateway.view import ClusterView
 
@@ -36,7 +36,7 @@ HOLD_BYTES = 1024 * 1024
 """An answer that is not a stream is held back up to this size, so that a replica that dies in the middle of it can be replaced."""
 DRAIN_RETRY_AFTER_SECONDS = 1
 EVENT_STREAM = b"text/event-stream"
-OUTCOMES = {"no_ready_replica": Outcome.NO_REPLICA, "capacity_exceeded": Outcome.OVERLOADED}
+OUTCOMES = {"no_ready_replica": Outcome.NO_REPLICA, "capacity_exceeded": Outcome.OVERLOADED, "replica_timeout": Outcome.TIMEOUT}
 """How a request ended, by the code of the gateway's own error; other errors are SERVER_ERROR."""
 
 
@@ -157,6 +157,8 @@ class LiveExchange:
             elapsed_ms=(self._context.clock() - self._arrived) * 1000,
             ttft_ms=None if first is None else (first - self._arrived) * 1000,
             tpot_ms=self._tpot_ms(),
+            prompt_tokens=self._counter.prompt_tokens or self._prompt.tokens,
+            generated_tokens=self._counter.tokens,
         )
 
     @property
@@ -168,6 +170,10 @@ class LiveExchange:
     def answer_tokens(self) -> int:
         """Tokens of the answer, as far as they are known."""
         return self._counter.tokens
+
+    def first_token_time(self) -> float | None:
+        """When the client's stream began to carry text, by the clock of all requests."""
+        return self._counter.first_token_time
 
     def _tpot_ms(self) -> float | None:
         first, last = self._counter.first_token_time, self._counter.last_token_time
@@ -267,8 +273,7 @@ class LiveExchange:
             held.append(chunk)
             size += len(chunk)
         body = b"".join(held)
-        if (usage := COMPLETION_TOKENS.search(body)) is not None:
-            self._counter.usage_tokens = int(usage.group(1))
+        self._counter.read_usage(body)
         if self.status is not None:
             # The stream was begun while the request was held: what the replica says instead of a stream is an event of it.
             self._outcome = outcome_of_status(answer.status)

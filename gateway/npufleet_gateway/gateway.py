@@ -62,8 +62,8 @@ class Gateway:
         self.settings = settings
         self.view = ClusterView(settings.pool)
         self.balancer = Balancer(clock)
-        self.accounting = Accounting(clock, settings.window_seconds)
         self.metrics = Metrics(self._samples)
+        self.accounting = Accounting(clock, settings.window_seconds, time.time, self.metrics.missed)
         self.collector = Collector(self.view, self.metrics, settings, clock, self.balancer.reported)
         self.pool = PoolStore(settings.pool)
         self.fellows = FellowStore(settings.pool, settings.name)
@@ -137,8 +137,8 @@ class Gateway:
             time_unix=time.time(),
             view_age_seconds=age,
             table=self.view.table,
-            traffic=self.accounting.summary,
-            outstanding=self.balancer.outstanding,
+            accounting=self.accounting,
+            balancer=self.balancer,
             monitor=self._monitor_state,
             held=self.holder.held,
         )
@@ -230,7 +230,7 @@ class Gateway:
         return collected.report, self.collector.age_seconds(collected), collected.error
 
     def _samples(self) -> list[Sample]:
-        return samples(self.view, self.reflectors, self.accounting, self._view_age_seconds(), ready=self.ready)
+        return samples(self.view, self.reflectors, self.accounting, self.balancer, self._view_age_seconds(), ready=self.ready)
 
     async def _health(self, _: Request) -> Response:
         failed = self.failed_tasks

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Every label set is bounded by the pool's models; names that clients send are never labels."""
+"""Prometheus metrics of the gateway. Labels are bounded by the pool's models and classes; names that clients send are never labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from npufleet_api.slo import Exchange, Judgement, Outcome
-from npufleet_gateway.routing import Model, ModelKey
+from npufleet_gateway.routing import ModelKey
 
 MODEL_LABELS = ("namespace", "model", "workload_class")
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 10, 20, 40, 80)
@@ -72,13 +72,15 @@ class Metrics:
         self.rejected = Counter("npufleet_gateway_rejected", "Requests answered without a model.", ("status",), registry=registry)
         self.reports = Counter("npufleet_gateway_monitor_reports", "Collected monitor reports.", ("result",), registry=registry)
         registry.register(_Samples(read_samples))
-        self._series: dict[ModelKey, _ModelSeries] = {}
+        self._series: dict[tuple[ModelKey, str], _ModelSeries] = {}
 
-    def finished(self, model: Model, exchange: Exchange, judgement: Judgement) -> None:
+    def missed(self, key: ModelKey, workload_class: str) -> None:
+        """Count a request that missed a target and has not ended."""
+        self._of(key, workload_class).judged.inc()
+
+    def finished(self, key: ModelKey, workload_class: str, exchange: Exchange, judgement: Judgement) -> None:
         """Count a request that ended."""
-        series = self._series.get(model.key)
-        if series is None or series.labels[2] != model.workload_class:
-            series = self._series[model.key] = self._build(model)
+        series = self._of(key, workload_class)
         series.outcomes[exchange.outcome].inc()
         if judgement.judged:
             series.judged.inc()
@@ -92,7 +94,7 @@ class Metrics:
 
     def retain(self, keys: Collection[ModelKey]) -> None:
         """Drop the series of models that are gone."""
-        for key in [key for key in self._series if key not in keys]:
+        for key in [key for key in self._series if key[0] not in keys]:
             labels = self._series.pop(key).labels
             for outcome in Outcome:
                 self._requests.remove(*labels, outcome.value)
@@ -103,8 +105,13 @@ class Metrics:
         """The exposition text."""
         return generate_latest(self.registry)
 
-    def _build(self, model: Model) -> _ModelSeries:
-        labels = (model.namespace, model.name, model.workload_class)
+    def _of(self, key: ModelKey, workload_class: str) -> _ModelSeries:
+        series = self._series.get((key, workload_class))
+        if series is None:
+            series = self._series[key, workload_class] = self._build((*key, workload_class))
+        return series
+
+    def _build(self, labels: tuple[str, str, str]) -> _ModelSeries:
         return _ModelSeries(
             labels=labels,
             outcomes={outcome: self._requests.labels(*labels, outcome.value) for outcome in Outcome},

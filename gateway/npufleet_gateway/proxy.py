@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from npufleet_api.contract import SESSION_HEADER
-from npufleet_api.slo import Exchange, Outcome
+from npufleet_api.slo import FAILURES, Exchange
 from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
 from npufleet_gateway.entrance import Asked
@@ -89,7 +89,14 @@ class Proxy:
         live = LiveExchange(
             context, scope, send, admitted, head.model, route.model, request_id, arrived, prompt, streams=head.stream is True
         )
-        self._accounting.started(route.model.key)
+        model = route.model
+        tally = self._accounting.started(
+            model.key,
+            admitted.classification.name,
+            model.slo,
+            arrived=arrived,
+            first_token=live.first_token_time if head.stream is True else None,
+        )
         self._live.add(live)
         try:
             async with ClientWatch(receive) as watch:
@@ -102,8 +109,8 @@ class Proxy:
         finally:
             self._live.discard(live)
             exchange = live.result()
-            judgement = self._accounting.finished(route.model.key, exchange, route.model.slo)
-            context.metrics.finished(route.model, exchange, judgement)
+            judgement = self._accounting.finished(tally, exchange)
+            context.metrics.finished(model.key, tally.workload_class, exchange, judgement)
             context.entrance.spend(key, live.tokens)
             _log(live, exchange)
             _access(context, scope, live, exchange)
@@ -188,7 +195,7 @@ def _access_refused(context: Context, scope: Scope, request_id: str, key: ApiKey
 
 
 def _log(live: LiveExchange, exchange: Exchange) -> None:
-    if exchange.outcome in (Outcome.SERVER_ERROR, Outcome.NO_REPLICA, Outcome.INTERRUPTED):
+    if exchange.outcome in FAILURES:
         logger.warning(
             "request %s for %s: %s after %.0f ms (%s)",
             live.request_id,

@@ -6,14 +6,22 @@ from collections import Counter
 from collections.abc import Iterable
 
 from npufleet_gateway.accounting import Accounting
+from npufleet_gateway.balancer import Balancer
+from npufleet_gateway.breaker import BreakerState
 from npufleet_gateway.metrics import Sample
 from npufleet_gateway.reflector import Reflector
-from npufleet_gateway.routing import ReplicaState
+from npufleet_gateway.routing import ModelKey, ReplicaState
 from npufleet_gateway.view import ClusterView
 
 
 def samples(
-    view: ClusterView, reflectors: Iterable[Reflector], accounting: Accounting, view_age_seconds: float | None, *, ready: bool
+    view: ClusterView,
+    reflectors: Iterable[Reflector],
+    accounting: Accounting,
+    balancer: Balancer,
+    view_age_seconds: float | None,
+    *,
+    ready: bool,
 ) -> list[Sample]:
     """All samples of this moment."""
     found = [Sample("npufleet_gateway_ready", "Whether the gateway takes new connections.", float(ready))]
@@ -41,6 +49,35 @@ def samples(
             Sample("npufleet_gateway_replicas", "Replicas by state.", states[state], (*model, ("state", state.value)))
             for state in ReplicaState
         )
-        in_flight = accounting.summary(route.model.key).in_flight
-        found.append(Sample("npufleet_gateway_in_flight", "Requests in flight.", in_flight, model))
+        found.extend(_class_samples(route.model.key, accounting))
+        breakers = Counter(balancer.breaker_state(replica.pod_uid) for replica in route.ready)
+        found.extend(
+            Sample(
+                "npufleet_gateway_breakers",
+                "Circuit breakers of ready replicas by state.",
+                breakers[state],
+                (*model, ("state", state.value)),
+            )
+            for state in BreakerState
+        )
+    return found
+
+
+def _class_samples(key: ModelKey, accounting: Accounting) -> list[Sample]:
+    found = []
+    for name, traffic in accounting.classes(key).items():
+        labels = (("namespace", key[0]), ("model", key[1]), ("workload_class", name))
+        found.append(Sample("npufleet_gateway_in_flight", "Requests in flight.", traffic.in_flight, labels))
+        windows = [(traffic.window_seconds, traffic.judged, traffic.attained)]
+        windows += [(window.window_seconds, window.judged, window.attained) for window in accounting.windows(key, name)]
+        found.extend(
+            Sample(
+                "npufleet_gateway_slo_attainment_ratio",
+                "Share of the judged requests that met every target, in the latest seconds; absent without any.",
+                attained / judged,
+                (*labels, ("window_seconds", f"{seconds:g}")),
+            )
+            for seconds, judged, attained in windows
+            if judged
+        )
     return found

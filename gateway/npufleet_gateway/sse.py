@@ -7,8 +7,11 @@ import re
 CONTENT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|refusal|arguments)":\s*"(?!")')
 """A non-empty string under a key that carries generated text. Inside a JSON string every quote is escaped, so text cannot forge it."""
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*([0-9]{1,9})')
+PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*([0-9]{1,9})')
 ERROR = re.compile(rb'^data:\s*\{\s*"(?:error"|object":\s*"error")', re.MULTILINE)
 """An event in which an engine reports a failure of its own: {"error": …}, or vLLM's older {"object": "error", …}."""
+MAX_USAGE_BYTES = 4096
+"""`usage` stands at the end of an answer."""
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is counted as one token: what is kept of an unfinished line is bounded."""
 
@@ -16,7 +19,7 @@ MAX_LINE_BYTES = 64 * 1024
 class TokenCounter:
     """Fed with the chunks of one response. Times are those of the caller's clock, in seconds."""
 
-    __slots__ = ("_tail", "done", "events", "failed", "first_token_time", "last_token_time", "usage_tokens")
+    __slots__ = ("_tail", "done", "events", "failed", "first_token_time", "last_token_time", "prompt_tokens", "usage_tokens")
 
     def __init__(self) -> None:
         self._tail = b""
@@ -24,6 +27,8 @@ class TokenCounter:
         """Data events with generated text."""
         self.usage_tokens: int | None = None
         """completion_tokens of the last event that told them."""
+        self.prompt_tokens: int | None = None
+        """prompt_tokens of the same event."""
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.done = False
@@ -40,6 +45,14 @@ class TokenCounter:
     def at_boundary(self) -> bool:
         """Whether the stream stands between two lines, so that an event of our own would be read as one."""
         return not self._tail
+
+    def read_usage(self, body: bytes) -> None:
+        """Take the usage of an answer that is not a stream; text in the answer cannot forge it, since quotes in it are escaped."""
+        end = body[-MAX_USAGE_BYTES:]
+        if (found := COMPLETION_TOKENS.search(end)) is not None:
+            self.usage_tokens = int(found.group(1))
+        if (prompt := PROMPT_TOKENS.search(end)) is not None:
+            self.prompt_tokens = int(prompt.group(1))
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Count what `chunk` completes."""
@@ -72,3 +85,5 @@ class TokenCounter:
             self.failed = True
         if b'"completion_tokens"' in line and (found := COMPLETION_TOKENS.search(line)) is not None:
             self.usage_tokens = int(found.group(1))
+            if (prompt := PROMPT_TOKENS.search(line)) is not None:
+                self.prompt_tokens = int(prompt.group(1))

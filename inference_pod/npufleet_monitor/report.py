@@ -68,6 +68,10 @@ def engine_figures(readings: Readings) -> EngineFigures | None:
         tpot_p50_ms=_bounded(window.tpot_p50_ms, 10**9),
         tpot_p95_ms=_bounded(window.tpot_p95_ms, 10**9),
         load_seconds=_bounded(sample.load_seconds, MAX_SECONDS),
+        kv_cache_tokens=None if sample.kv_cache_tokens is None else _count(sample.kv_cache_tokens),
+        prefill_tokens_per_second=_bounded(window.prefill_tokens_per_second, MAX_RATE),
+        prefix_hit_percent=window.prefix_hit_percent,
+        adapters=list(sample.adapters),
     )
 
 

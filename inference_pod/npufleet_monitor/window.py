@@ -24,6 +24,8 @@ class WindowFigures:
     tpot_p50_ms: float | None = None
     tpot_p95_ms: float | None = None
     timeout_percent: float | None = None
+    prefill_tokens_per_second: float | None = None
+    prefix_hit_percent: float | None = None
 
 
 class EngineWindow:
@@ -58,6 +60,8 @@ class EngineWindow:
             tpot_p50_ms=_milliseconds(tpot_p50),
             tpot_p95_ms=_milliseconds(tpot_p95),
             timeout_percent=_timeout_percent(first, last),
+            prefill_tokens_per_second=_prefill_tokens_per_second(first, last),
+            prefix_hit_percent=_prefix_hit_percent(first, last),
         )
 
 
@@ -68,6 +72,9 @@ def restarted(before: EngineSample, after: EngineSample) -> bool:
         (before.generation_tokens, after.generation_tokens),
         (before.finished, after.finished),
         (before.timeouts, after.timeouts),
+        (before.prefix_queries, after.prefix_queries),
+        (before.prefix_hits, after.prefix_hits),
+        (before.prefill_seconds, after.prefill_seconds),
         (before.ttft.total, after.ttft.total),
         (before.tpot.total, after.tpot.total),
     )
@@ -112,6 +119,23 @@ def _timeout_percent(first: EngineSample, last: EngineSample) -> float | None:
     finished = last.finished - (first.finished or 0)
     timeouts = last.timeouts - (first.timeouts or 0)
     return min(100.0, max(0.0, timeouts) * 100 / finished) if finished > 0 else None
+
+
+def _prefill_tokens_per_second(first: EngineSample, last: EngineSample) -> float | None:
+    """Prompt tokens computed per second that a request spent in prefill; None if none was."""
+    tokens, seconds = _growth(first.prompt_tokens, last.prompt_tokens), _growth(first.prefill_seconds, last.prefill_seconds)
+    if tokens is None or not seconds:
+        return None
+    return max(0.0, tokens - (_growth(first.prefix_hits, last.prefix_hits) or 0.0)) / seconds
+
+
+def _prefix_hit_percent(first: EngineSample, last: EngineSample) -> float | None:
+    queries, hits = _growth(first.prefix_queries, last.prefix_queries), _growth(first.prefix_hits, last.prefix_hits)
+    return None if not queries or hits is None else min(100.0, 100 * hits / queries)
+
+
+def _growth(first: float | None, last: float | None) -> float | None:
+    return None if last is None else max(0.0, last - (first or 0.0))
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -14,14 +14,19 @@ from hypothesis import strategies as st
 from npufleet_api.contract import EngineState
 from npufleet_api.report import (
     MAX_MONITOR_REPORT_BYTES,
+    ClassTraffic,
     DataState,
     EngineFigures,
+    EngineTotals,
     GatewayReport,
     ModelTraffic,
     MonitorReport,
     Outcomes,
     ReplicaReport,
     ReportError,
+    TrafficBucket,
+    TrafficHistory,
+    WindowAttainment,
     parse_gateway_report,
     parse_monitor_report,
 )
@@ -36,7 +41,7 @@ MONITOR = MonitorReport(
     workload_class="chat",
     time_unix=1_790_000_000.0,
     data=DataState.FRESH,
-    engine=EngineFigures(state=EngineState.READY, running=3, waiting=1, ttft_p95_ms=412.5),
+    engine=EngineFigures(state=EngineState.READY, running=3, waiting=1, ttft_p95_ms=412.5, kv_cache_tokens=65536, adapters=["sql"]),
     engine_age_seconds=0.4,
 )
 GATEWAY = GatewayReport(
@@ -54,6 +59,16 @@ GATEWAY = GatewayReport(
             outcomes=Outcomes(ok=90, client_error=2, server_error=3, no_replica=2, interrupted=1, cancelled=2),
             judged=96,
             attained=90,
+            held=2,
+            last_request_age_seconds=0.5,
+            history=TrafficHistory(bucket_seconds=300, end_unix=1_789_999_800.0, buckets=[TrafficBucket(arrivals=3, prompt_tokens=900)]),
+            windows=[WindowAttainment(window_seconds=60, judged=9, attained=8)],
+            classes=[
+                ClassTraffic(
+                    workload_class="chat", judged=96, attained=90, windows=[WindowAttainment(window_seconds=60, judged=9, attained=8)]
+                )
+            ],
+            engines=EngineTotals(replicas=2, reporting=1, oldest_age_seconds=1.5, running=3, kv_cache_mean_percent=12.5),
             replicas=[ReplicaReport(pod_name="qwen-1-0", pod_uid="3f1c", ready=True, draining=False, in_flight=3, report=MONITOR)],
         )
     ],

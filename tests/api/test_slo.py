@@ -40,6 +40,8 @@ def whole(outcome: Outcome = Outcome.OK, elapsed: float = 5000) -> Exchange:
         (streamed(Outcome.NO_REPLICA), BOTH, COUNTS_AS_MISSED),
         (streamed(Outcome.INTERRUPTED), BOTH, COUNTS_AS_MISSED),
         (whole(Outcome.SERVER_ERROR), NONE, COUNTS_AS_MISSED),
+        (streamed(Outcome.TIMEOUT), BOTH, COUNTS_AS_MISSED),
+        (streamed(Outcome.OVERLOADED, ttft=None, elapsed=1), BOTH, COUNTS_AS_MISSED),
         (streamed(Outcome.CLIENT_ERROR, ttft=5000), BOTH, DOES_NOT_COUNT),
         (streamed(Outcome.CANCELLED, ttft=None, elapsed=700), BOTH, DOES_NOT_COUNT),
         (streamed(Outcome.CANCELLED, ttft=None, elapsed=801), BOTH, COUNTS_AS_MISSED),
@@ -60,9 +62,9 @@ def test_a_request_counts_as_the_definitions_say(exchange: Exchange, targets: Sl
         (204, Outcome.OK),
         (400, Outcome.CLIENT_ERROR),
         (404, Outcome.CLIENT_ERROR),
-        (429, Outcome.SERVER_ERROR),
+        (429, Outcome.OVERLOADED),
         (500, Outcome.SERVER_ERROR),
-        (504, Outcome.SERVER_ERROR),
+        (504, Outcome.TIMEOUT),
     ],
 )
 def test_a_replicas_429_is_a_lack_of_capacity(status: int, outcome: Outcome) -> None:

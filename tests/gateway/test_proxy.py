@@ -295,7 +295,8 @@ async def test_other_answers_are_the_clients_and_are_not_repeated(pool: Loopback
     assert sum(len(engine.seen) for engine in engines) == 1
     await pool.settled()
     outcomes = pool.traffic().outcomes
-    assert (outcomes.client_error, outcomes.server_error) == ((1, 0) if status in (400, 404) else (0, 1))
+    found = "client_error" if status in (400, 404) else "overloaded" if status == 429 else "server_error"
+    assert getattr(outcomes, found) == outcomes.total == 1
 
 
 @pytest.mark.parametrize(
@@ -347,17 +348,20 @@ async def test_when_every_replica_fails_before_its_first_byte_the_client_gets_a_
     assert pool.traffic().outcomes.server_error == 1
 
 
-async def test_a_stream_that_is_answered_without_one_is_not_judged_as_a_stream(pool: Loopback) -> None:
+@pytest.mark.parametrize(("target_ms", "attained"), [(60_000, 1), (1, 0)])
+async def test_a_stream_that_is_answered_without_one_attains_if_the_answer_came_within_the_ttft_target(
+    pool: Loopback, target_ms: int, attained: int
+) -> None:
     async def whole(_: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.05)
         return web.json_response({})
 
-    pool.models = [model_object(slo={"ttftMilliseconds": 1})]
+    pool.models = [model_object(slo={"ttftMilliseconds": target_ms})]
     await pool.engine(whole)
     async with pool.stream() as response:
         assert response.content_type == "application/json"
     await pool.settled()
-    assert pool.traffic().attained == 1
+    assert (pool.traffic().judged, pool.traffic().attained) == (1, attained)
 
 
 async def test_a_missed_ttft_counts_against_the_models_target(pool: Loopback) -> None:
@@ -547,7 +551,7 @@ async def test_a_replica_that_goes_silent_is_given_up() -> None:
             assert (await error_of(response))["code"] == "replica_timeout"
         await pool.settled()
         outcomes = pool.traffic().outcomes
-        assert (outcomes.interrupted, outcomes.server_error) == (1, 1)
+        assert (outcomes.interrupted, outcomes.timeout) == (1, 1)
 
 
 async def test_a_client_that_stops_in_mid_body_is_answered_408() -> None:
@@ -625,3 +629,60 @@ async def test_an_adapters_name_goes_to_its_model_as_it_is(pool: Loopback) -> No
     async with pool.post({"model": "chat:sql", "messages": []}) as response:
         assert response.status == 200
     assert json.loads(engine.bodies[0])["model"] == "chat:sql"
+
+
+async def test_a_stream_that_waits_past_its_target_is_a_miss_in_the_report_while_it_waits() -> None:
+    go = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await go.wait()
+        return await chat(request)
+
+    async with loopback() as pool:
+        pool.models = [model_object(slo={"ttftMilliseconds": 30})]
+        await pool.engine(slow)
+        waiting = asyncio.create_task(
+            pool.session.post(f"{pool.url}/v1/chat/completions", json={"model": "chat", "messages": [], "stream": True})
+        )
+        await eventually(lambda: pool.traffic().judged == 1)
+        traffic = pool.traffic()
+        assert (traffic.attained, traffic.outcomes.total, traffic.in_flight) == (0, 0, 1)
+        assert [(c.workload_class, c.judged) for c in traffic.classes] == [("chat", 1)]
+        async with pool.session.get(f"{pool.url}/metrics") as response:
+            page = await response.text()
+        assert 'npufleet_gateway_slo_judged_total{model="chat",namespace="team-a",workload_class="chat"} 1.0' in page
+        assert (
+            'npufleet_gateway_slo_attainment_ratio{model="chat",namespace="team-a",window_seconds="60",workload_class="chat"} 0.0' in page
+        )
+        go.set()
+        async with await waiting as answer:
+            await answer.read()
+        await pool.settled()
+        assert (pool.traffic().judged, pool.traffic().outcomes.ok) == (1, 1)
+
+
+async def test_the_usage_that_an_engine_tells_counts_in_the_history(pool: Loopback) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        text = {"message": {"content": '"completion_tokens": 9999'}}
+        return web.json_response({"choices": [text], "usage": {"prompt_tokens": 12, "total_tokens": 17, "completion_tokens": 5}})
+
+    await pool.engine(answer)
+    async with pool.post() as response:
+        assert response.status == 200
+    await pool.settled()
+    book = pool.gateway.accounting._books["team-a", "chat"]
+    (stretch,) = book.history._stretches
+    assert (stretch.arrivals, stretch.prompt_tokens, stretch.generated_tokens) == (1, 12, 5)
+
+
+async def test_breakers_and_engine_totals_are_in_the_report(pool: Loopback) -> None:
+    await pool.engine(listening=False)
+    await pool.engine()
+    for _ in range(2):
+        async with pool.post() as response:
+            assert response.status == 200
+    traffic = pool.traffic()
+    assert {replica.pod_name: replica.breaker for replica in traffic.replicas}["r1"] == "closed"
+    assert {replica.pod_name: replica.breaker for replica in traffic.replicas}["r0"] in ("open", "half_open")
+    assert (traffic.engines.replicas, traffic.engines.reporting) == (2, 0)
+    assert traffic.last_request_age_seconds is not None

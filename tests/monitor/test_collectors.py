@@ -36,6 +36,33 @@ LINE = st.one_of(
 )
 
 
+def test_cache_prefill_and_adapters_are_read_under_vllms_names() -> None:
+    page = b"""
+vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",num_cpu_blocks="24"} 1
+vllm:prefix_cache_queries_total{model_name="x"} 400
+vllm:prefix_cache_hits_total{model_name="x"} 100
+vllm:request_prefill_time_seconds_sum{model_name="x"} 2.5
+vllm:lora_requests_info{running_lora_adapters="old",waiting_lora_adapters=""} 100
+vllm:lora_requests_info{running_lora_adapters="sql, law",waiting_lora_adapters="code"} 200
+"""
+    sample = parse_engine(page)
+    assert sample.kv_cache_tokens == 16 * 1024
+    assert (sample.prefix_queries, sample.prefix_hits, sample.prefill_seconds) == (400, 100, 2.5)
+    assert sample.adapters == ("code", "law", "sql")
+
+
+@pytest.mark.parametrize("blocks", ['block_size="x",', 'block_size="nan",', 'block_size="-1",', 'block_size="1e300",', ""])
+def test_a_cache_that_makes_no_sense_is_unknown(blocks: str) -> None:
+    page = f'vllm:cache_config_info{{{blocks}num_gpu_blocks="1000",num_cpu_blocks="24"}} 1\n'
+    assert parse_engine(page.encode()).kv_cache_tokens is None
+
+
+def test_adapters_are_bounded() -> None:
+    names = ",".join(f"a{n}" for n in range(1000))
+    page = f'vllm:lora_requests_info{{running_lora_adapters="{names},{"x" * 300}"}} 1\n'
+    assert len(parse_engine(page.encode()).adapters) == 64
+
+
 def test_an_engines_page_is_read_under_vllms_names() -> None:
     engine = EngineMetrics()
     engine.running.set(3)

@@ -127,3 +127,16 @@ def test_memory_is_bounded() -> None:
     for number in range(5000):
         window.add(number / 100, sample(number))
     assert len(window._samples) <= 400
+
+
+def test_prefill_speed_and_prefix_hits_are_those_of_the_last_minute() -> None:
+    window = EngineWindow()
+    window.add(0, EngineSample(prompt_tokens=1000, prefix_queries=1000, prefix_hits=500, prefill_seconds=9))
+    window.add(10, EngineSample(prompt_tokens=2000, prefix_queries=2000, prefix_hits=600, prefill_seconds=10))
+    figures = window.figures()
+    assert figures.prefill_tokens_per_second == pytest.approx(900)
+    assert figures.prefix_hit_percent == pytest.approx(10)
+    window.add(20, EngineSample(prompt_tokens=10, prefix_queries=1, prefix_hits=0, prefill_seconds=0))
+    window.add(30, EngineSample(prompt_tokens=10, prefix_queries=1, prefix_hits=0, prefill_seconds=0))
+    assert window.figures().prefill_tokens_per_second is None
+    assert window.figures().prefix_hit_percent is None

@@ -18,12 +18,22 @@ PREFIXES = (
     "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage_perc",
     "vllm:request_success_total",
+    "vllm:cache_config_info",
+    "vllm:lora_requests_info",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:request_prefill_time_seconds_sum",
     "npufleet:load_seconds",
     "npufleet:pipeline_stall_ratio",
     "npufleet:request_timeouts_total",
     f"{TTFT}_bucket",
     *(f"{name}_bucket" for name in TPOT),
 )
+
+
+MAX_KV_TOKENS = 1e12
+MAX_ADAPTERS = 64
+MAX_NAME = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,13 @@ class EngineSample:
     finished: float | None = None
     """Requests that ended, however they ended."""
     timeouts: float | None = None
+    prefix_queries: float | None = None
+    """Prompt tokens sought in the prefix cache."""
+    prefix_hits: float | None = None
+    prefill_seconds: float | None = None
+    """That all requests together spent in prefill."""
+    kv_cache_tokens: float | None = None
+    adapters: tuple[str, ...] = ()
     ttft: CumulativeHistogram = field(default_factory=CumulativeHistogram)
     tpot: CumulativeHistogram = field(default_factory=CumulativeHistogram)
 
@@ -70,6 +87,11 @@ def parse_engine(raw: bytes) -> EngineSample:
         load_seconds=_maximum(samples, "npufleet:load_seconds"),
         finished=_sum(samples, "vllm:request_success_total"),
         timeouts=timeouts,
+        prefix_queries=_sum(samples, "vllm:prefix_cache_queries_total"),
+        prefix_hits=_sum(samples, "vllm:prefix_cache_hits_total"),
+        prefill_seconds=_sum(samples, "vllm:request_prefill_time_seconds_sum"),
+        kv_cache_tokens=_kv_cache_tokens(samples),
+        adapters=_adapters(samples),
         ttft=_histogram(samples, TTFT),
         tpot=_histogram(samples, tpot),
     )
@@ -78,6 +100,34 @@ def parse_engine(raw: bytes) -> EngineSample:
 def _sum(samples: Samples, name: str, **labels: str) -> float | None:
     values = [s.value for s in samples.get(name, ()) if all(s.labels.get(key) == value for key, value in labels.items())]
     return max(0.0, sum(values)) if values else None
+
+
+def _kv_cache_tokens(samples: Samples) -> float | None:
+    """Blocks on the device and in host memory times tokens per block, over all engines of the replica; None where they do not tell."""
+    total = 0.0
+    for sample in samples.get("vllm:cache_config_info", ()):
+        try:
+            device, host = (float(sample.labels[label]) for label in ("num_gpu_blocks", "num_cpu_blocks"))
+            tokens = (device + host) * float(sample.labels["block_size"])
+        except (KeyError, ValueError):
+            continue
+        if 0 < tokens <= MAX_KV_TOKENS:
+            total += tokens
+    return total or None
+
+
+def _adapters(samples: Samples) -> tuple[str, ...]:
+    """Adapters that run or wait by the latest of vLLM's info series, whose value is the time of its last change."""
+    latest = max(samples.get("vllm:lora_requests_info", ()), key=lambda sample: sample.value, default=None)
+    if latest is None:
+        return ()
+    names = {
+        name.strip()
+        for label in ("running_lora_adapters", "waiting_lora_adapters")
+        for name in latest.labels.get(label, "").split(",")
+        if 0 < len(name.strip()) <= MAX_NAME
+    }
+    return tuple(sorted(names)[:MAX_ADAPTERS])
 
 
 def _maximum(samples: Samples, name: str) -> float | None:

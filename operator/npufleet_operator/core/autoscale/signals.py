@@ -90,7 +90,7 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
         replicas=replicas,
         attainment=min(1.0, sum(part.attained for part in traffic) / judged) if judged else None,
         judged=judged,
-        failed_for_capacity=sum(part.outcomes.no_replica for part in traffic),
+        failed_for_capacity=sum(part.outcomes.no_replica + part.outcomes.overloaded for part in traffic),
         window_seconds=max(part.window_seconds for part in traffic),
         in_flight=max(in_flight, held),
         idle_seconds=min(_idle_seconds(report, part) for report, part in parts),
