@@ -83,7 +83,7 @@ async def test_int8_pages_survive_traffic_between_the_tiers(tiny_model: Path, ca
     many: dict[str, Any] = {"kv_blocks": 20, "block_size": 16, "disk_cache_path": str(tmp_path / "kv")}
     async with local_engine(tiny_model, Recorder(), **precise(name, calibration), **many, host_cache_mi=1, disk_cache_mi=4) as engine:
         for turn in range(3):
-            fillers = [request(f"filler {turn}.{index}", [index + 3 + 40 * turn] * 200, 2) for index in range(20)]
+            fillers = [request(f"filler {turn}.{index}", [index + 3] * 200, 2) for index in range(18)]
             requests = [request(f"{turn}.{index}", prompt, COUNT) for index, prompt in enumerate(PROMPTS)]
             assert (await generate(engine, *requests, *fillers))[: len(PROMPTS)] == expected
         moved = engine.residency()
@@ -116,9 +116,11 @@ async def test_other_families_are_served_in_mixed_types(architecture: str, tmp_p
     model = write_tiny_model(tmp_path / "model", seed=3, architecture=architecture, config={"head_dim": 16})
     plan = {"attention": "BFloat16", "feed_forward": "Int8", "output": "Float32", "kv_cache": "Int8"}
     requests = [request(str(index), prompt, COUNT) for index, prompt in enumerate(PROMPTS)]
+    async with local_engine(model) as engine:
+        exact = await generate(engine, *requests)
     async with local_engine(model, precision=plan, dtype="BFloat16") as engine:
-        answers = await generate(engine, *requests)
-    assert len({tuple(answer) for answer in answers}) == len(PROMPTS)
+        mixed = await generate(engine, *requests)
+    assert sum(one[0] == two[0] for one, two in zip(exact, mixed, strict=True)) >= len(PROMPTS) - 1
 
 
 def parsed(model: Path, **fields: Any) -> EngineSettings:
