@@ -3,7 +3,8 @@
 Random models of two sizes: tiny (64 wide, 2 layers) and that of SmolLM2-135M. Every figure comes from a process of its own, which loads the
 model, forgets its peak, computes one prompt and a few tokens, and tells its new peak. `memory_mib` is that peak less what was held after
 loading. `memory_growth` is the exponent p of memory ~ length^p between the shortest and the longest prompt: 1 is linear, 2 is quadratic.
-By default SmolLM2's size stops at 4K tokens, so that a run takes a few minutes on 2 cores; `--full` takes all lengths for both.
+Prompts get longer until `--minutes` are used up: one that would take longer than what is left, by the time of the one before it and the
+square of the length, is left out, and `skipped` says so.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": POSITIONS,
     },
 }
-DEFAULT_LIMITS = {"tiny": 32768, "smollm2": 4096}
+DEFAULT_MINUTES = 20.0
 PEERS = ("npufleet", "transformers")
 
 
@@ -56,6 +57,16 @@ class Measurement:
     memory_mib: float
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A prompt that was left out."""
+
+    model: str
+    engine: str
+    prompt_tokens: int
+    reason: str
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,7 +74,8 @@ def main() -> None:
     parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
     parser.add_argument("--engines", type=_names(PEERS), default=list(PEERS), help=f"comma-separated, of {', '.join(PEERS)}")
     parser.add_argument("--lengths", type=_lengths, help="comma-separated tokens of the prompts, for every model")
-    parser.add_argument("--full", action="store_true", help="all lengths for every model: about an hour on 2 cores")
+    minutes = f"time for all prompts together (default: {DEFAULT_MINUTES:g}; about an hour takes all on 2 cores)"
+    parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help=minutes)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="compute threads of each engine")
     parser.add_argument("--child", nargs=4, metavar=("FOLDER", "MODEL", "ENGINE", "TOKENS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,15 +84,18 @@ def main() -> None:
         print(json.dumps(asdict(_measure(Path(folder), model, engine, int(tokens), arguments.threads))))
         return
     with tempfile.TemporaryDirectory(prefix="long-context-") as scratch:
-        found = [one for model in arguments.models for one in _run_model(Path(scratch), model, arguments)]
+        found, skipped = _run(Path(scratch), arguments)
     growth = _growth(found)
     if arguments.json:
         settings = {"threads": arguments.threads, "chunk_tokens": CHUNK_TOKENS, "new_tokens": NEW_TOKENS, "dtype": "float32"}
-        print(json.dumps({"settings": settings, "measurements": [asdict(one) for one in found], "memory_growth": growth}, indent=1))
+        measurements, left_out = [asdict(one) for one in found], [asdict(one) for one in skipped]
+        print(json.dumps({"settings": settings, "measurements": measurements, "skipped": left_out, "memory_growth": growth}, indent=1))
         return
     for one in found:
         times = f"prefill {one.prefill_seconds:8.2f} s  decode {one.decode_ms_per_token:8.2f} ms/token"
         print(f"{one.model:8} {one.engine:13} {one.prompt_tokens:6} tokens  {times}  memory {one.memory_mib:8.1f} MiB")
+    for out in skipped:
+        print(f"{out.model:8} {out.engine:13} {out.prompt_tokens:6} tokens  left out: {out.reason}")
     print(f"memory grows as length^p, p = {growth}")
 
 
@@ -105,21 +120,38 @@ def _lengths(text: str) -> list[int]:
     return lengths
 
 
-def _run_model(scratch: Path, model: str, arguments: argparse.Namespace) -> list[Measurement]:
-    folder = scratch / model
-    writer = [sys.executable, str(ROOT / "tests" / "support" / "tiny_model.py"), str(folder), "--config", json.dumps(MODELS[model])]
-    subprocess.run(writer, check=True, stdout=subprocess.DEVNULL)
-    limit = max(LENGTHS) if arguments.full else DEFAULT_LIMITS[model]
-    lengths = arguments.lengths or [length for length in LENGTHS if length <= limit]
-    found = []
-    for length in lengths:
-        for engine in arguments.engines:
-            print(f"{model} {engine} {length} tokens", file=sys.stderr)
-            child = [sys.executable, "-m", "benchmarks.long_context", "--threads", str(arguments.threads)]
-            child += ["--child", str(folder), model, engine, str(length)]
-            done = subprocess.run(child, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            found.append(Measurement(**json.loads(done.stdout.splitlines()[-1])))
-    return found
+def _run(scratch: Path, arguments: argparse.Namespace) -> tuple[list[Measurement], list[Skipped]]:
+    """Every model and engine, the short prompts first."""
+    for model in arguments.models:
+        writer = [sys.executable, str(ROOT / "tests" / "support" / "tiny_model.py"), str(scratch / model)]
+        subprocess.run([*writer, "--config", json.dumps(MODELS[model])], check=True, stdout=subprocess.DEVNULL)
+    found: list[Measurement] = []
+    skipped: list[Skipped] = []
+    took: dict[tuple[str, str], tuple[int, float]] = {}
+    ends = time.monotonic() + 60 * arguments.minutes
+    for length in arguments.lengths or LENGTHS:
+        for model in arguments.models:
+            for engine in arguments.engines:
+                shorter, seconds = took.get((model, engine), (length, 0.0))
+                expected, left = seconds * (length / shorter) ** 2, ends - time.monotonic()
+                if expected > left:
+                    reason = (
+                        f"would take about {expected / 60:.1f} minutes, {max(left, 0) / 60:.1f} of --minutes {arguments.minutes:g} are left"
+                    )
+                    skipped.append(Skipped(model, engine, length, reason))
+                    continue
+                print(f"{model} {engine} {length} tokens", file=sys.stderr)
+                began = time.monotonic()
+                found.append(_run_child(scratch / model, model, engine, length, arguments.threads))
+                took[model, engine] = (length, time.monotonic() - began)
+    return found, skipped
+
+
+def _run_child(folder: Path, model: str, engine: str, length: int, threads: int) -> Measurement:
+    child = [sys.executable, "-m", "benchmarks.long_context", "--threads", str(threads)]
+    child += ["--child", str(folder), model, engine, str(length)]
+    done = subprocess.run(child, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _growth(found: list[Measurement]) -> dict[str, dict[str, float]]:

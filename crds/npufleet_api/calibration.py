@@ -33,10 +33,11 @@ class CalibratedFor(SettingsModel):
 
 
 class AttentionPoint(SettingsModel):
-    """Time of one attention strategy at one length."""
+    """Time of one attention strategy, of one layer, at one length."""
 
-    strategy: Label
-    tokens: Tokens
+    strategy: Label = Field(description="Full, TwoPhase or Blocked.")
+    tokens: Tokens = Field(description="Length of the sequence.")
+    new_tokens: Tokens = Field(default=1, description="The last of them, which are computed: 1 for a next token, else a prompt's.")
     milliseconds: PositiveNumber
 
 

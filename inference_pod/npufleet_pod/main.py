@@ -60,6 +60,43 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
         _give_up(f"engine ended: {type(error).__name__}: {one_line(str(error))}: see the container's log", 1, termination_log)
 
 
+@main.command()
+@click.option(
+    "--settings",
+    "settings_path",
+    type=click.Path(path_type=Path),
+    default=Path(SETTINGS_DIR) / ENGINE_SETTINGS_FILE,
+    show_default=True,
+    help="Settings file of the engine that is to be served; its calibrationPath is not read.",
+)
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write; replaced only by a complete one.")
+@click.option("--text", type=click.Path(path_type=Path), default=None, help="Text, UTF-8, by which INT8 KV heads are chosen.")
+@click.option("--int8-kv", is_flag=True, help="Also choose the KV heads to be cached as INT8.")
+@click.option("--quick", is_flag=True, help="Fewer lengths, sizes and repeats: less exact, in a fraction of the time.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+def calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
+    """Measure the settings' model on the device at hand, and write what serves it best: fusion thresholds and batch size.
+
+    Progress goes to stderr, the JSON log to stdout. The file is what calibrationPath, or a ConfigMap of calibrationRef, takes.
+    """
+    try:
+        _calibrate(settings_path, output, text, int8_kv, quick, log_level)
+    except StartError as error:
+        click.echo(one_line(str(error)), err=True)
+        sys.exit(error.exit_code)
+
+
+def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
+    from npufleet_pod.calibrate.run import QUICK, Effort, calibrate
+    from npufleet_pod.server.logs import configure_logging
+    from npufleet_pod.settings import load_settings
+
+    configure_logging(log_level)
+    settings = load_settings(settings_path, calibrated=False).model_copy(update={"calibration_path": None})
+    calibrate(settings, output, QUICK if quick else Effort(), lambda line: click.echo(line, err=True))
+    click.echo(f"written: {output}", err=True)
+
+
 def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
     from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.server.chat_template import load_chat_template

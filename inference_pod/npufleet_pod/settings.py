@@ -8,14 +8,15 @@ import yaml
 from pydantic import ValidationError
 
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.calibration import load_calibration
 from npufleet_pod.engine.profiles import with_profile
 from npufleet_pod.errors import SettingsError, describe_validation_error, one_line
 
 MAX_SETTINGS_BYTES = 1024 * 1024
 
 
-def load_settings(path: Path) -> EngineSettings:
-    """Parse the YAML file at `path`. Raises SettingsError."""
+def load_settings(path: Path, *, calibrated: bool = True) -> EngineSettings:
+    """Parse the YAML file at `path`, and the calibration that it names, unless that is not wanted. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_SETTINGS_BYTES + 1)
@@ -31,7 +32,10 @@ def load_settings(path: Path) -> EngineSettings:
         kind = type(document).__name__
         raise SettingsError(f"settings file {path}: holds {kind}, not a mapping: write fields such as modelPath: /models")
     try:
-        return with_profile(EngineSettings.model_validate(document))
+        settings = EngineSettings.model_validate(document)
     except ValidationError as error:
         reason = describe_validation_error(error)
         raise SettingsError(f"settings file {path}: {reason}: correct this field of the engine settings") from error
+    if not calibrated or settings.calibration_path is None:
+        return with_profile(settings)
+    return with_profile(settings, load_calibration(Path(settings.calibration_path)))

@@ -32,7 +32,7 @@ def test_the_whole_file_comes_back_as_written() -> None:
         "fusion": {
             "fullTokens": 300,
             "twoPhaseTokens": 4000,
-            "points": [{"strategy": "full", "tokens": 128, "milliseconds": 0.5}],
+            "points": [{"strategy": "Full", "tokens": 128, "newTokens": 128, "milliseconds": 0.5}],
         },
         "batch": {"maxNumSequences": 96, "points": [{"sequences": 32, "tokensPerSecond": 900.5}]},
         "int8KvHeads": {"layers": [[0], [0, 1]], "perplexityLossPercent": -0.01, "limitPercent": 0.1},

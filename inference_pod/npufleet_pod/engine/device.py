@@ -7,13 +7,15 @@ stream and compute on another, and an event makes one wait for the other.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from npufleet_pod.engine.resources import available_memory_bytes
+from npufleet_pod.engine.allocations import Peak, forget_process_peak, process_peak, record_allocations
+from npufleet_pod.engine.resources import available_memory_bytes, cpu_model
 
 
 class Event(Protocol):
@@ -37,8 +39,21 @@ class Device(Protocol):
         """torch.distributed's name of what connects several of these devices."""
         ...
 
+    @property
+    def kind(self) -> str:
+        """What the hardware calls itself; equal kinds are equally fast."""
+        ...
+
     def free_memory_bytes(self) -> int:
         """Memory that can still be taken."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all that was begun is done."""
+        ...
+
+    def measure_peak(self, work: Callable[[], object]) -> Peak:
+        """Do `work`; the most memory that it took at one moment beyond what was held before."""
         ...
 
     def copies(self) -> AbstractContextManager[None]:
@@ -64,6 +79,23 @@ class CpuDevice:
 
     torch_device = torch.device("cpu")
     collective_backend = "gloo"
+
+    @property
+    def kind(self) -> str:
+        """The processor's name."""
+        return cpu_model()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def measure_peak(self, work: Callable[[], object]) -> Peak:
+        """What torch allocated, and what the process grew by beyond that: libraries take memory of their own."""
+        before = forget_process_peak()
+        with record_allocations() as allocations:
+            work()
+        after = process_peak()
+        grown = 0 if before is None or after is None else after - before
+        return Peak(allocations.peak_bytes, max(0, grown - allocations.peak_bytes))
 
     def free_memory_bytes(self) -> int:
         """What host and container leave."""
@@ -93,8 +125,27 @@ class StreamDevice:
         namespace.set_device(self.torch_device)
         self._copies = namespace.Stream(device=self.torch_device)
 
+    @property
+    def kind(self) -> str:
+        """The driver's name of the device, such as Ascend910B3."""
+        return str(self._namespace.get_device_name(self.torch_device))
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        self._namespace.synchronize(self.torch_device)
+
+    def measure_peak(self, work: Callable[[], object]) -> Peak:
+        """What torch's allocator for the device counts, workspaces of operators included."""
+        self.synchronize()
+        self._namespace.reset_peak_memory_stats(self.torch_device)
+        before = self._namespace.memory_allocated(self.torch_device)
+        work()
+        self.synchronize()
+        return Peak(int(self._namespace.max_memory_allocated(self.torch_device) - before))
+
     def free_memory_bytes(self) -> int:
-        """What the driver reports."""
+        """What the driver reports, once torch has given back what it keeps for later."""
+        self._namespace.empty_cache()
         free, _ = self._namespace.mem_get_info(self.torch_device)
         return int(free)
 

@@ -28,6 +28,14 @@ class FusionThresholds:
     two_phase_tokens: int = TWO_PHASE_TOKENS
 
 
+def score_bytes(strategy: AttentionStrategy, heads: int, new_tokens: int, length: int) -> int:
+    """Memory that a strategy takes for the scores of the last `new_tokens` of `length` tokens; 0 for one that takes the same for any."""
+    if strategy is AttentionStrategy.BLOCKED:
+        return 0
+    rows = new_tokens if strategy is AttentionStrategy.FULL else min(new_tokens, QUERY_BLOCK_TOKENS)
+    return heads * rows * length * SCORE_BYTES
+
+
 class DynamicFusionManager:
     """Pure: the same lengths give the same plan, on every rank. A sequence's strategy depends on no other sequence of the batch."""
 
@@ -39,11 +47,12 @@ class DynamicFusionManager:
 
     def strategy(self, new_tokens: int, length: int) -> AttentionStrategy:
         """For a sequence of `length` tokens, the last `new_tokens` of which are computed now."""
-        if length <= self.thresholds.full_tokens and self._score_bytes(new_tokens, length) <= MAX_SCORE_BYTES:
-            return AttentionStrategy.FULL
-        block = min(new_tokens, QUERY_BLOCK_TOKENS)
-        if length <= self.thresholds.two_phase_tokens and self._score_bytes(block, length) <= MAX_SCORE_BYTES:
-            return AttentionStrategy.TWO_PHASE
+        for strategy, longest in (
+            (AttentionStrategy.FULL, self.thresholds.full_tokens),
+            (AttentionStrategy.TWO_PHASE, self.thresholds.two_phase_tokens),
+        ):
+            if length <= longest and score_bytes(strategy, self._heads, new_tokens, length) <= MAX_SCORE_BYTES:
+                return strategy
         return AttentionStrategy.BLOCKED
 
     def order(self, new_tokens: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], FusionPlan]:
@@ -51,6 +60,3 @@ class DynamicFusionManager:
         strategies = [self.strategy(count, length) for count, length in zip(new_tokens, lengths, strict=True)]
         places = sorted(range(len(strategies)), key=lambda index: ORDER.index(strategies[index]))
         return places, plan_of(self.level, [strategies[index] for index in places])
-
-    def _score_bytes(self, new_tokens: int, length: int) -> int:
-        return self._heads * new_tokens * length * SCORE_BYTES

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 
+from npufleet_api.model import WeightDtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.memory.layout import CacheLayout
 from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.engine.tiering import MIB
 from npufleet_pod.errors import DeviceError
+from npufleet_pod.models.precision import DTYPE_BYTES
 
 logger = logging.getLogger(__name__)
 
-KV_MEMORY_SHARE = 0.8
-"""Share of the memory left after loading that KV may take; activations and the allocator's slack take the rest."""
+KV_MEMORY_SHARE = 0.9
+"""Share of the memory left after loading, and beyond what a step takes, that KV may have; the rest is for the allocator's slack and for
+what the process takes later."""
 CACHED_SHARE = 2
 """With a prefix cache, up to so many times the KV that running requests can hold is of use."""
 NPU_PAGE_TOKENS = 128
@@ -23,28 +27,62 @@ NPU_PAGE_TOKENS = 128
 MIN_MODEL_LENGTH = 16
 
 
-def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int, token_bytes: int | None = None) -> SchedulerLimits:
-    """Bounds of the scheduler where `free_bytes` are left after loading. Raises DeviceError if the asked length does not fit.
+def page_layout(settings: EngineSettings, pages: int) -> CacheLayout:
+    """Blocks as the settings say, in pages as the device's kernels address them."""
+    block_tokens = int(settings.block_size)
+    page_tokens = NPU_PAGE_TOKENS if settings.device is Device.NPU else block_tokens
+    return CacheLayout(block_tokens, page_tokens, pages)
+
+
+def check_weights_fit(settings: EngineSettings, files: ModelFiles, free_bytes: int) -> None:
+    """Raise DeviceError if the weights alone are larger than `free_bytes`: the kernel would kill the process while it loads them.
+
+    Files are counted; of types that are not the checkpoint's it is not known how much smaller they will be, so the least counts.
+    """
+    sizes = [path.stat().st_size for pattern in ("*.safetensors", "*.gguf") for path in files.path.glob(pattern)]
+    stored = DTYPE_BYTES[files.config.checkpoint_dtype]
+    roles = (settings.precision.attention, settings.precision.feed_forward, settings.precision.output)
+    smallest = 1 if WeightDtype.INT8 in roles else DTYPE_BYTES[files.dtype]
+    scale = 1.0 if any(files.path.glob("*.gguf")) else smallest / stored
+    needed = int(sum(sizes) * scale / settings.tensor_parallel)
+    if needed > free_bytes:
+        raise DeviceError(
+            f"memory: the weights take {needed // MIB} MiB, {free_bytes // MIB} MiB are free, {-(-(needed - free_bytes) // MIB)} MiB are "
+            "missing: raise the memory limit, or serve a smaller model or type"
+        )
+
+
+def largest_step(settings: EngineSettings, files: ModelFiles) -> int:
+    """Most tokens that one step can compute."""
+    return min(settings.max_num_batched_tokens, settings.max_num_sequences * files.max_model_length)
+
+
+def memory_limits(
+    settings: EngineSettings, files: ModelFiles, free_bytes: int, token_bytes: int | None = None, *, step_bytes: int = 0
+) -> SchedulerLimits:
+    """Bounds of the scheduler where `free_bytes` are left after loading, of which the largest step takes `step_bytes`.
 
     token_bytes: KV of a token that is to lie there, of all tensor-parallel ranks that share it; None: the whole model's.
+    Raises DeviceError if the length that was asked for does not fit, or no KV at all.
     """
-    block_tokens = int(settings.block_size)
-    page_blocks = NPU_PAGE_TOKENS // block_tokens if settings.device is Device.NPU else 1
-    page_tokens = block_tokens * page_blocks
-    whole = files.precision.kv_bytes_per_token(files.config.kv_heads, files.config.head_size)
-    page_bytes = (token_bytes or whole) * page_tokens
+    layout = page_layout(settings, 1)
+    page_tokens = layout.page_tokens
+    token_bytes = token_bytes or files.precision.kv_bytes_per_token(files.config.kv_heads, files.config.head_size)
     if settings.device is Device.CPU:
         free_bytes = max(0, free_bytes - settings.host_cache_mi * MIB)
     useful = settings.max_num_sequences * -(-files.max_model_length // page_tokens) * (CACHED_SHARE if settings.prefix_cache else 1)
-    pages = kv_page_count(KVBudget(free_bytes, 0, KV_MEMORY_SHARE), page_bytes, useful_pages=useful, min_pages=0)
+    budget = KVBudget(free_bytes, step_bytes, KV_MEMORY_SHARE, gathered_share=1 / files.config.layers)
+    pages = kv_page_count(budget, token_bytes * page_tokens, useful_pages=useful, min_pages=0)
     held = pages * page_tokens
-    if settings.max_model_length is not None and held < settings.max_model_length:
+    wanted = settings.max_model_length or min(MIN_MODEL_LENGTH, files.max_model_length)
+    if held < wanted:
+        field, remedy = ("maxModelLength", "maxModelLength or ") if settings.max_model_length else ("memory", "")
+        missing = budget.bytes_for(-(-wanted // page_tokens) * page_tokens * token_bytes) - free_bytes
         raise DeviceError(
-            f"maxModelLength: {settings.max_model_length} tokens of KV do not fit the {free_bytes // 2**20} MiB that are left, "
-            f"which hold {held}: lower maxModelLength or raise the memory limit"
+            f"{field}: {wanted} tokens of KV do not fit the "
+            f"{free_bytes // MIB} MiB that are left, of which a step of {largest_step(settings, files)} tokens takes {step_bytes // MIB}: "
+            f"{-(-missing // MIB)} MiB are missing: raise the memory limit, or lower {remedy}maxNumBatchedTokens"
         )
-    if held < MIN_MODEL_LENGTH:
-        raise DeviceError(f"memory: {free_bytes // 2**20} MiB are left after loading, too little for any KV: raise the memory limit")
     if held < files.max_model_length:
         logger.warning("memory holds less than the model's length", extra={"model_length": files.max_model_length, "kv_tokens": held})
     return SchedulerLimits(
@@ -52,7 +90,7 @@ def memory_limits(settings: EngineSettings, files: ModelFiles, free_bytes: int, 
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_queued_requests=settings.max_queued_requests,
         max_model_length=min(files.max_model_length, held),
-        kv_blocks=pages * page_blocks,
-        kv_block_tokens=block_tokens,
-        kv_page_blocks=page_blocks,
+        kv_blocks=pages * layout.blocks_per_page,
+        kv_block_tokens=layout.block_tokens,
+        kv_page_blocks=layout.blocks_per_page,
     )

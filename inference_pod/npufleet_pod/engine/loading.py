@@ -6,20 +6,23 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
 
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.calibration import calibrated_for, check_calibration
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.group import RankGroup
 from npufleet_pod.engine.distributed.leading import attach_group, connect_group, group_limits, start_group
 from npufleet_pod.engine.engine import LoadedEngine, NoRanks
 from npufleet_pod.engine.fusion import DynamicFusionManager
-from npufleet_pod.engine.limits import memory_limits
+from npufleet_pod.engine.limits import check_weights_fit, memory_limits
 from npufleet_pod.engine.memory.errors import EngineMemoryError
 from npufleet_pod.engine.memory.pool import HostRegion
 from npufleet_pod.engine.memory.shared import SharedRegion
 from npufleet_pod.engine.model_files import ModelFiles
-from npufleet_pod.engine.profiles import scheduler_policy
-from npufleet_pod.engine.tiering import Region, open_tiers
+from npufleet_pod.engine.profiles import fusion_thresholds, scheduler_policy
+from npufleet_pod.engine.tiering import MIB, Region, open_tiers
 from npufleet_pod.errors import DeviceError
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,10 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
 def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], bool], group: RankGroup | None) -> LoadedEngine:
     started = time.monotonic()
     device = open_device(settings)
+    if files.calibration is not None and settings.calibration_path is not None:
+        served = calibrated_for(files.config, files.dtype, device.kind, settings.tensor_parallel)
+        check_calibration(Path(settings.calibration_path), files.calibration, served)
+    fusion = DynamicFusionManager(settings.fusion_level, files.config.heads, fusion_thresholds(files.calibration))
 
     import torch
 
@@ -51,21 +58,23 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
     from npufleet_pod.engine.rank import Rank
     from npufleet_pod.engine.rank_loading import load_part, take_cache
     from npufleet_pod.engine.runner import ModelRunner
+    from npufleet_pod.engine.step_memory import largest_step_bytes
     from npufleet_pod.engine.warm_up import warm_up
     from npufleet_pod.models.decoder import ALONE
 
+    check_weights_fit(settings, files, device.free_memory_bytes())
     collective = None if group is None else SmartAllReduce(0, group.ranks, group.progress, group.wiring, device)
     decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, keep_going)
-    if group is None:
-        limits = memory_limits(settings, files, device.free_memory_bytes())
-    else:
-        limits = group_limits(settings, files, group, device.free_memory_bytes, keep_going)
     try:
+        step_bytes = largest_step_bytes(settings, files, decoder, device, fusion)
+        if group is None:
+            limits = memory_limits(settings, files, device.free_memory_bytes(), step_bytes=step_bytes)
+        else:
+            limits = group_limits(settings, files, group, device.free_memory_bytes, step_bytes, keep_going)
         cache = take_cache(decoder, limits.layout, device)
         page_bytes = [cache.page_bytes]
         if group is not None and collective is not None:
             page_bytes += connect_group(group, collective, limits.layout, keep_going)
-        fusion = DynamicFusionManager(settings.fusion_level, files.config.heads)
         runner = ModelRunner(Rank(decoder, cache, device), fusion, group)
         warm_up(runner, limits)
 
@@ -92,6 +101,9 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
             "max_model_length": limits.max_model_length,
             "kv_blocks": limits.kv_blocks,
             "kv_block_tokens": limits.kv_block_tokens,
+            "step_mib": round(step_bytes / MIB, 1),
+            "fusion_level": fusion.level,
+            "fusion_thresholds": asdict(fusion.thresholds),
             "profile": settings.profile.value,
             "load_seconds": round(time.monotonic() - started, 3),
         },

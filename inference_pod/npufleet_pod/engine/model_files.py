@@ -6,10 +6,12 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from npufleet_api.calibration import Calibration
 from npufleet_api.model import Dtype
 from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
-from npufleet_pod.calibration import load_calibration
+from npufleet_pod.calibration import calibrated_for, check_calibration, load_calibration
+from npufleet_pod.engine.resources import cpu_model
 from npufleet_pod.errors import DeviceError, ModelError, SettingsError
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.models.precision import PrecisionPlan, plan_precision
@@ -28,6 +30,8 @@ class ModelFiles:
     precision: PrecisionPlan
     max_model_length: int
     """What the settings ask for, else the model's own limit; memory may allow less."""
+    calibration: Calibration | None = None
+    """Made for this model; on an NPU, whether for this kind of device is known once it is open."""
 
 
 def inspect_model(settings: EngineSettings) -> ModelFiles:
@@ -54,9 +58,19 @@ def inspect_model(settings: EngineSettings) -> ModelFiles:
             f"maxModelLength: {wanted} is beyond the model's max_position_embeddings {config.max_positions}: lower maxModelLength"
         )
     dtype = compute_dtype(settings.dtype, config.checkpoint_dtype, settings.device)
-    calibration = None if settings.calibration_path is None else load_calibration(Path(settings.calibration_path))
+    calibration = _calibration(settings, config, dtype)
     precision = plan_precision(settings.precision, dtype, config, None if calibration is None else calibration.int8_kv_heads)
-    return ModelFiles(path, config, tokenizer, dtype, precision, wanted or config.max_positions)
+    return ModelFiles(path, config, tokenizer, dtype, precision, wanted or config.max_positions, calibration)
+
+
+def _calibration(settings: EngineSettings, config: DecoderConfig, dtype: Dtype) -> Calibration | None:
+    if settings.calibration_path is None:
+        return None
+    path = Path(settings.calibration_path)
+    calibration = load_calibration(path)
+    device = cpu_model() if settings.device is Device.CPU else calibration.made_for.device
+    check_calibration(path, calibration, calibrated_for(config, dtype, device, settings.tensor_parallel))
+    return calibration
 
 
 def compute_dtype(wanted: Dtype, checkpoint: Dtype, device: Device) -> Dtype:

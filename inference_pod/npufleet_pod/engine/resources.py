@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes a number near 2**63 for no limit."""
+
+
+MAX_NAME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class Host:
     cgroup_root: Path = Path("/sys/fs/cgroup")
     proc_cgroup: Path = Path("/proc/self/cgroup")
     meminfo: Path = Path("/proc/meminfo")
+    cpuinfo: Path = Path("/proc/cpuinfo")
 
 
 def cpu_count(host: Host = Host()) -> int:
@@ -30,6 +35,15 @@ def cpu_count(host: Host = Host()) -> int:
     for quota in _cpu_quotas(host):
         count = min(count, max(1, math.ceil(quota)))
     return count
+
+
+def cpu_model(host: Host = Host()) -> str:
+    """What the processor calls itself; its architecture where it has no name, as on many of Arm's."""
+    for line in _read(host.cpuinfo).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()[:MAX_NAME_CHARS]
+    return platform.machine() or "unknown"
 
 
 def available_memory_bytes(host: Host = Host()) -> int:

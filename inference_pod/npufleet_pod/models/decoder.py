@@ -11,7 +11,7 @@ from torch import Tensor
 
 from npufleet_kernels.dispatch import Kernels
 from npufleet_kernels.head_groups import HeadGroup
-from npufleet_kernels.layer_step import AttentionPart, LayerStep
+from npufleet_kernels.layer_step import Attention, AttentionPart, LayerStep
 from npufleet_pod.models.checkpoint import TensorSource
 from npufleet_pod.models.collective import Alone, Collective
 from npufleet_pod.models.config import DecoderConfig
@@ -67,7 +67,7 @@ class Decoder:
         self._ranks = ranks
         self.device = weights.embedding.device
         self.dtype = TORCH_DTYPES[precision.dtype]
-        self._attention_dtype = TORCH_DTYPES[precision.kv_dtype]
+        self.attention_dtype = TORCH_DTYPES[precision.kv_dtype]
         self._weights = weights
         self._levels = {level: kernels.at_level(level) for level in FUSION_LEVELS}
         self._strategies = {
@@ -97,7 +97,7 @@ class Decoder:
         kernels = self._levels[plan.level]
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
         hidden = self._embed(token_ids)
-        step = self._layer_step(self._rotary.rotation(positions, self._attention_dtype, rope_lengths), query_lengths, plan)
+        step = self._layer_step(self._rotary.rotation(positions, self.attention_dtype, rope_lengths), query_lengths, plan)
         residual: Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             hidden, residual = kernels.layer(kernels, hidden, residual, layer, step, partial(cache.append, index))
@@ -112,6 +112,14 @@ class Decoder:
         else:
             own = self._project(hidden.to(compute), head)
         return self._ranks.gather(own, self.part.vocabulary_sizes).to(torch.float32)
+
+    def attention(self, strategy: AttentionStrategy) -> Attention:
+        """The operation by which a strategy is computed."""
+        return self._strategies[strategy]
+
+    def alone(self) -> Decoder:
+        """The same part of the model without its other ranks: it does the same work, and gives a share of the result."""
+        return Decoder(self.config, self._weights, self._kernels, self.part, ALONE, self.precision)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """(T, hidden): each rank looks up the tokens whose rows it holds."""

@@ -16,7 +16,7 @@ from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.leading import group_limits
 from npufleet_pod.engine.distributed.messages import Loaded
-from npufleet_pod.engine.limits import memory_limits
+from npufleet_pod.engine.limits import check_weights_fit, memory_limits
 from npufleet_pod.engine.model_files import compute_dtype, inspect_model
 from npufleet_pod.errors import DeviceError
 
@@ -25,6 +25,11 @@ MIB = 2**20
 
 def settings(model: Path, **fields: Any) -> EngineSettings:
     return EngineSettings.model_validate({"model_path": str(model), "served_name": "m", "device": "CPU", **fields})
+
+
+def free_for(kv_bytes: float) -> int:
+    """Memory in which so much KV fits: a tenth is kept, and a step may hold one of the two layers a second time."""
+    return int(kv_bytes * 1.5 / 0.9)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_kv_blocks_are_what_memory_allows_and_the_sequences_can_use(tiny_model: 
     files = inspect_model(chosen)
     roomy = memory_limits(chosen, files, 1000 * MIB)
     assert (roomy.kv_blocks, roomy.max_model_length) == (2 * 2048 // 64, 2048)
-    tight = memory_limits(chosen, files, int(10.5 * block_bytes / 0.8))
+    tight = memory_limits(chosen, files, free_for(10.5 * block_bytes))
     assert (tight.kv_blocks, tight.max_model_length) == (10, 640)
 
 
@@ -56,19 +61,41 @@ def test_a_prefix_cache_may_hold_as_much_again_as_running_requests_and_the_host_
     assert memory_limits(chosen, inspect_model(chosen), 1000 * MIB).kv_blocks == 2 * 2 * 2048 // 64
     half = settings(tiny_model, max_num_sequences=2, block_size=64, host_cache_mi=2)
     block_bytes = 2 * 2 * 2 * 16 * 4 * 64
-    assert memory_limits(half, inspect_model(half), 2 * MIB + int(10.5 * block_bytes / 0.8)).kv_blocks == 10
+    assert memory_limits(half, inspect_model(half), 2 * MIB + free_for(10.5 * block_bytes)).kv_blocks == 10
 
 
-def test_a_length_that_was_asked_for_is_never_cut(tiny_model: Path) -> None:
+def test_a_length_that_was_asked_for_is_never_cut_and_what_is_missing_is_told(tiny_model: Path) -> None:
     chosen = settings(tiny_model, max_model_length=2048)
-    with pytest.raises(DeviceError, match="maxModelLength: 2048 tokens of KV do not fit the 0 MiB that are left, which hold 640"):
-        memory_limits(chosen, inspect_model(chosen), 430_000)
+    files = inspect_model(chosen)
+    told = (
+        "maxModelLength: 2048 tokens of KV do not fit the 10 MiB that are left, of which a step of 4096 tokens takes 9: 1 MiB are missing: "
+        "raise the memory limit, or lower maxModelLength or maxNumBatchedTokens"
+    )
+    with pytest.raises(DeviceError, match=told):
+        memory_limits(chosen, files, 10 * MIB, step_bytes=9 * MIB)
+    assert memory_limits(chosen, files, 12 * MIB, step_bytes=9 * MIB).max_model_length == 2048
 
 
 def test_memory_for_no_block_at_all_is_told(tiny_model: Path) -> None:
     chosen = settings(tiny_model)
-    with pytest.raises(DeviceError, match="too little for any KV: raise the memory limit"):
+    with pytest.raises(DeviceError, match="memory: 16 tokens of KV do not fit the 0 MiB that are left"):
         memory_limits(chosen, inspect_model(chosen), 1000)
+
+
+def test_a_step_takes_its_part_of_the_memory_first(tiny_model: Path) -> None:
+    chosen = settings(tiny_model, block_size=64, max_num_sequences=2)
+    files = inspect_model(chosen)
+    plain, beside = (memory_limits(chosen, files, free, step_bytes=step) for free, step in ((MIB, 0), (9 * MIB, 8 * MIB)))
+    assert plain == beside
+
+
+def test_weights_that_are_larger_than_the_memory_are_refused_before_they_are_read(tiny_model: Path) -> None:
+    chosen = settings(tiny_model, dtype="BFloat16")
+    files = inspect_model(chosen)
+    size = (tiny_model / "model.safetensors").stat().st_size // 2
+    check_weights_fit(chosen, files, size)
+    with pytest.raises(DeviceError, match="memory: the weights take 0 MiB, 0 MiB are free, 1 MiB are missing: raise the memory limit"):
+        check_weights_fit(chosen, files, size - 1)
 
 
 def test_an_npu_that_is_not_there_is_never_replaced_by_a_cpu(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +160,13 @@ def test_ranks_hold_what_the_fullest_npu_or_the_memory_that_they_share_allows(ti
     page_bytes = 2 * 2 * 16 * 4 * 128
     fields: dict[str, Any] = {"tensor_parallel": 2, "block_size": 64, "dtype": "Float32"}
     files = inspect_model(settings(tiny_model, **fields))
-    group: Any = LoadedGroup(int(10.5 * page_bytes / 0.8))
+    group: Any = LoadedGroup(free_for(10.5 * page_bytes))
     on_npus = settings(tiny_model, device="NPU", **fields)
-    assert group_limits(on_npus, files, group, lambda: 1000 * MIB, lambda: True).kv_blocks == 10 * 2
-    assert group_limits(on_npus, files, group, lambda: int(7.5 * page_bytes / 0.8), lambda: True).kv_blocks == 7 * 2
+    assert group_limits(on_npus, files, group, lambda: 1000 * MIB, 0, lambda: True).kv_blocks == 10 * 2
+    assert group_limits(on_npus, files, group, lambda: free_for(7.5 * page_bytes), 0, lambda: True).kv_blocks == 7 * 2
     # On a CPU only what rank 0 measures counts, and a page of both ranks lies in it: blocks of 64 tokens.
     shared = settings(tiny_model, **fields)
-    assert group_limits(shared, files, group, lambda: int(10.5 * page_bytes / 0.8), lambda: True).kv_blocks == 10
+    assert group_limits(shared, files, group, lambda: free_for(10.5 * page_bytes), 0, lambda: True).kv_blocks == 10
 
 
 def test_threads_are_those_of_the_settings(tiny_model: Path) -> None:

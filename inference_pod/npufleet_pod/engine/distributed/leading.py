@@ -31,16 +31,25 @@ def start_group(settings: EngineSettings, files: ModelFiles) -> RankGroup:
 
 
 def group_limits(
-    settings: EngineSettings, files: ModelFiles, group: RankGroup, free_bytes: Callable[[], int], keep_going: Callable[[], bool]
+    settings: EngineSettings,
+    files: ModelFiles,
+    group: RankGroup,
+    free_bytes: Callable[[], int],
+    step_bytes: int,
+    keep_going: Callable[[], bool],
 ) -> SchedulerLimits:
-    """What all ranks can hold once all have loaded: on a CPU they share the host's memory, NPUs have their own and the smallest counts."""
+    """What all ranks can hold once all have loaded: on a CPU they share the host's memory, NPUs have their own and the smallest counts.
+
+    step_bytes: what the largest step takes on this rank; the others' parts are no larger.
+    """
     loaded = group.collect(Loaded, keep_going)
     token_bytes = [_kv_bytes_per_token(files, shard(files.config, rank, group.ranks).kv_heads) for rank in range(group.ranks)]
     own = free_bytes()
     if settings.device is Device.CPU:
-        return memory_limits(settings, files, own, sum(token_bytes))
+        return memory_limits(settings, files, own, sum(token_bytes), step_bytes=group.ranks * step_bytes)
     free = [own, *(loaded[rank].free_memory_bytes for rank in range(1, group.ranks))]
-    return min((memory_limits(settings, files, *one) for one in zip(free, token_bytes, strict=True)), key=lambda limits: limits.kv_blocks)
+    limits = (memory_limits(settings, files, *one, step_bytes=step_bytes) for one in zip(free, token_bytes, strict=True))
+    return min(limits, key=lambda limits: limits.kv_blocks)
 
 
 def _kv_bytes_per_token(files: ModelFiles, kv_heads: Span) -> int:

@@ -1,0 +1,1 @@
+"""Measures a model on a device and writes what serving it takes from that."""
