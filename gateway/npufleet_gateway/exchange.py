@@ -263,6 +263,9 @@ class LiveExchange:
                 self._lease.first_token()
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             chunk = await connection.read()
+        if not counter.done and not counter.failed and answer.status < 400:
+            await self._break_off(f"{replica.pod_name} ended it without [DONE]")
+            return
         self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(answer.status)
         await self._send({"type": "http.response.body", "body": b""})
 

@@ -168,14 +168,13 @@ class Gateway:
             access_log,
         )
         await asyncio.to_thread(self.keys.load)
-        if access_log is not None:
-            access_log.start()
         self._proxy = Proxy(self._context, self.accounting)
         loops = {
             "collect-reports": self.collector.run(),
             "cut-off-stalled-clients": self._proxy.cut_off_stalled_clients(),
             "follow-slots": self.admission.run(),
             "follow-keys": self.keys.run(),
+            **({"access-log": access_log.run()} if access_log is not None else {}),
             **{f"watch-{r.resource.kind}": r.run() for r in self.reflectors},
         }
         self._tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -189,7 +188,7 @@ class Gateway:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await upstream.close()
             if access_log is not None:
-                await asyncio.to_thread(access_log.stop)
+                await access_log.flush()
             if self._kube is not None:
                 await self._kube.close()
 

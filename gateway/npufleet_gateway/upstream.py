@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-import uuid
 from collections.abc import Iterable
 
 from npufleet_api.contract import CLASS_HEADER, DEADLINE_HEADER, DRAINING_HEADER, REPLICA_HEADER, REQUEST_ID_HEADER
@@ -177,7 +177,7 @@ def request_id_of(raw: RawHeaders) -> str:
     for name, value in raw:
         if name == REQUEST_ID and 0 < len(value) <= MAX_REQUEST_ID_LENGTH and all(33 <= byte <= 126 for byte in value):
             return value.decode("ascii")
-    return uuid.uuid4().hex
+    return f"{random.getrandbits(128):032x}"
 
 
 def _named(headers: RawHeaders) -> frozenset[bytes]:

@@ -72,6 +72,7 @@ def engine_figures(readings: Readings) -> EngineFigures | None:
         prefill_tokens_per_second=_bounded(window.prefill_tokens_per_second, MAX_RATE),
         prefix_hit_percent=window.prefix_hit_percent,
         adapters=list(sample.adapters),
+        max_running=None if sample.max_running is None else _count(sample.max_running),
     )
 
 

@@ -53,6 +53,7 @@ class EngineMetrics:
         self.tpot = made(Histogram, "vllm:inter_token_latency_seconds", buckets=buckets)
         self.success = Counter("vllm:request_success", "x", [*labels, "finished_reason"], registry=self.registry)
         self.load = Gauge("npufleet:load_seconds", "x", registry=self.registry)
+        self.most = Gauge("npufleet:max_num_sequences", "x", registry=self.registry)
 
     def finish(self, reason: str, count: int = 1) -> None:
         """Requests that ended."""

@@ -71,6 +71,7 @@ def test_an_engines_page_is_read_under_vllms_names() -> None:
     engine.prompt.inc(100)
     engine.generation.inc(40)
     engine.load.set(12.5)
+    engine.most.set(32)
     engine.finish("stop", 3)
     engine.finish("timeout")
     engine.ttft.observe(0.05)
@@ -83,6 +84,7 @@ def test_an_engines_page_is_read_under_vllms_names() -> None:
         generation_tokens=40,
         kv_cache_percent=25,
         load_seconds=12.5,
+        max_running=32,
         finished=4,
         timeouts=1,
         ttft=CumulativeHistogram((0.01, 0.1, 0.5, 1.0, 5.0), (0, 1, 1, 1, 1), 2),

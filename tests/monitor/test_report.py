@@ -54,6 +54,7 @@ def test_without_an_answer_there_are_no_figures() -> None:
             kv_cache_percent=PERCENT,
             stall_percent=PERCENT,
             load_seconds=NUMBER,
+            max_running=NUMBER,
         ),
         window=st.builds(
             WindowFigures,

@@ -24,6 +24,7 @@ PREFIXES = (
     "vllm:prefix_cache_hits_total",
     "vllm:request_prefill_time_seconds_sum",
     "npufleet:load_seconds",
+    "npufleet:max_num_sequences",
     "npufleet:pipeline_stall_ratio",
     "npufleet:request_timeouts_total",
     f"{TTFT}_bucket",
@@ -56,6 +57,7 @@ class EngineSample:
     kv_cache_percent: float | None = None
     stall_percent: float | None = None
     load_seconds: float | None = None
+    max_running: float | None = None
     finished: float | None = None
     """Requests that ended, however they ended."""
     timeouts: float | None = None
@@ -85,6 +87,7 @@ def parse_engine(raw: bytes) -> EngineSample:
         kv_cache_percent=_share(samples, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         stall_percent=_share(samples, "npufleet:pipeline_stall_ratio"),
         load_seconds=_maximum(samples, "npufleet:load_seconds"),
+        max_running=_sum(samples, "npufleet:max_num_sequences"),
         finished=_sum(samples, "vllm:request_success_total"),
         timeouts=timeouts,
         prefix_queries=_sum(samples, "vllm:prefix_cache_queries_total"),

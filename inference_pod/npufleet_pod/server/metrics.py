@@ -64,6 +64,7 @@ class EngineMetrics:
         )
         self._load_seconds = self._gauge("npufleet:load_seconds", "Start of the process to ready.")
         self._max_length = self._gauge("npufleet:max_model_length", "Most tokens of prompt and answer.")
+        self._max_running = self._gauge("npufleet:max_num_sequences", "Most requests that run at once.")
         self._stall_ratio = self._gauge("npufleet:pipeline_stall_ratio", "Share of busy time that compute waited for its input, 0 to 1.")
         self._state = Gauge("npufleet:engine_state", "1 for the state that the engine is in.", (*LABELS, "state"), registry=self.registry)
 
@@ -80,6 +81,7 @@ class EngineMetrics:
         """The model is ready."""
         self._load_seconds.set(load_seconds)
         self._max_length.set(limits.max_model_length)
+        self._max_running.set(limits.max_num_sequences)
         self._cache_config.labels(
             **self._labels,
             block_size=str(limits.kv_block_tokens),

@@ -149,6 +149,7 @@ def test_metrics_count_what_was_done(pod: PodProcess, client: OpenAI) -> None:
     assert pod.metric("vllm:cache_config_info", block_size="32") == 1
     assert pod.metric("npufleet:engine_state", state="Ready") == 1
     assert pod.metric("npufleet:load_seconds") > 0
+    assert pod.metric("npufleet:max_num_sequences") >= 1
 
 
 CHAT = {"model": "tiny", "messages": HELLO}
