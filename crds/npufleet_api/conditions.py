@@ -107,6 +107,8 @@ class Reason(StrEnum):
     # Gateway
     GATEWAY_READY = "GatewayReady"
     GATEWAY_UNAVAILABLE = "GatewayUnavailable"
+    GATEWAY_EXTERNAL = "GatewayExternal"
+    ROUTE_KIND_MISSING = "RouteKindMissing"
     # Decisions
     ADVISORY = "Advisory"
     STEADY = "Steady"

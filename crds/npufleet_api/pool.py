@@ -195,8 +195,48 @@ class PodTemplate(ApiModel):
     )
 
 
+class GatewayMode(StrEnum):
+    """Whose gateway serves the pool's models."""
+
+    OWN = "Own"
+    EXTERNAL = "External"
+
+
+class RouteParent(ApiModel):
+    """A Gateway of the Gateway API to which the pool's HTTPRoute attaches."""
+
+    name: DnsSubdomain
+    namespace: DnsLabel | None = Field(default=None, description="Namespace of the Gateway; the operator's where it is absent.")
+    section_name: DnsSubdomain | None = Field(
+        default=None, description="Listener of the Gateway; all that admit the route where it is absent."
+    )
+
+
+class GatewayRoute(ApiModel):
+    """An HTTPRoute that leads /v1/ of a Gateway to the pool's gateway."""
+
+    parent_refs: list[RouteParent] = Field(min_length=1, max_length=8, json_schema_extra=LIST_ATOMIC)
+    hostnames: list[DnsSubdomain] = Field(default=[], max_length=16, json_schema_extra=LIST_SET)
+
+
 class GatewayTemplate(ApiModel):
     """The pool's gateway."""
+
+    mode: GatewayMode = spec_field(
+        "Own, or External where an inference gateway of the site serves the models: then npufleet starts none, and holds what it scales.",
+        Change.LIVE,
+        default=GatewayMode.OWN,
+    )
+    inference_gateway_namespaces: list[DnsLabel] = spec_field(
+        "Namespaces of an inference gateway and its endpoint picker, which may then reach the engines.",
+        Change.LIVE,
+        default=[],
+        max_length=8,
+        json_schema_extra=LIST_SET,
+    )
+    http_route: GatewayRoute | None = spec_field(
+        "HTTPRoute to the pool's own gateway; needs the Gateway API's CRDs when the operator starts.", Change.LIVE, default=None
+    )
 
     replicas: int = spec_field("Gateway replicas.", Change.LIVE, ge=1, le=64, default=1)
     api_keys_secret_name: DnsSubdomain | None = spec_field(

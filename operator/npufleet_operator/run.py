@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from npufleet_operator.errors import ApiError
 from npufleet_operator.handlers import watch
 from npufleet_operator.settings import OperatorSettings
 from npufleet_operator.shell.client import KubeClient
-from npufleet_operator.shell.crd_check import check_crds
+from npufleet_operator.shell.crd_check import check_crds, present_kinds
 from npufleet_operator.shell.events import EventRecorder
-from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, POD, POOL
+from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, OPTIONAL, POD, POOL
 from npufleet_operator.shell.mirror import Mirror
 from npufleet_operator.shell.pool_task import PoolTask
 from npufleet_operator.shell.recorder import PlanRecorder
@@ -31,20 +32,20 @@ from npufleet_operator.shell.web import build_app
 logger = logging.getLogger(__name__)
 
 PRIME_RETRY_SECONDS = 2.0
+OURS = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 MEBIBYTE = 1024 * 1024
 
 
 def watched_kinds() -> tuple[Watched, ...]:
     """Pools and models first, so that the pods which follow find their owners. Of other kinds only owned objects are watched."""
-    ours = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
     return (
         Watched(NAMESPACE),
         Watched(POOL),
         Watched(MODEL),
         Watched(NODE),
         Watched(POD),
-        *(Watched(kind, label_selector=ours) for kind in CHILDREN),
-        Watched(DEPLOYMENT, label_selector=ours),
+        *(Watched(kind, label_selector=OURS) for kind in CHILDREN),
+        Watched(DEPLOYMENT, label_selector=OURS),
     )
 
 
@@ -77,8 +78,11 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, port=port).start()
-        if not await _prime(client, watchdog, stop):
+        optional = await _prime(client, watchdog, stop)
+        if optional is None:
             return
+        config = replace(config, optional_kinds=frozenset(item.kind.kind for item in optional))
+        watched += optional
         primed.set()
         logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
         await _until_stopped(
@@ -87,10 +91,16 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
     logger.info("stopped")
 
 
-async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) -> bool:
-    """Nothing is planned before everything was listed once. False when asked to stop meanwhile."""
+async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) -> tuple[Watched, ...] | None:
+    """Nothing is planned before everything was listed once. The optional kinds that are there and watched too; None when asked to stop
+    meanwhile.
+    """
+    optional: tuple[Watched, ...] | None = None
     while not stop.is_set():
         try:
+            if optional is None:
+                optional = tuple(Watched(kind, label_selector=OURS) for kind in await present_kinds(client, OPTIONAL))
+                watchdog.watch_too(optional)
             await watchdog.prime()
             await check_crds(client)
         except ApiError as error:
@@ -101,8 +111,8 @@ async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) ->
             except TimeoutError:
                 continue
         else:
-            return True
-    return False
+            return optional
+    return None
 
 
 async def _until_stopped(stop: asyncio.Event, watchdog: Watchdog, supervisor: Supervisor, watches: asyncio.Task[None]) -> None:

@@ -68,6 +68,8 @@ def _names(prefix: str, count: int) -> list[Object]:
     return [{"name": f"{prefix}{index}"} for index in range(count)]
 
 
+_PARENT = {"parentRefs": [{"name": "public"}]}
+
 POOL_FIELDS: tuple[Field, ...] = (
     Field("spec.mode", "spec.mode", "Advisory", wrong="Passive"),
     Field("spec.npus.resourceName", "spec.npus.resourceName", "example.com/npu", 1, 253, wrong="not a name"),
@@ -210,6 +212,41 @@ POOL_FIELDS: tuple[Field, ...] = (
     ),
     Field("spec.podTemplate.imagePullSecrets", "spec.podTemplate.imagePullSecrets", ["pull"], high=8),
     Field("spec.podTemplate.imagePullSecrets[]", "spec.podTemplate.imagePullSecrets", "pull", 1, 253, wrong=_DNS_WRONG, wrap=[VALUE]),
+    Field("spec.gateway.mode", "spec.gateway.mode", "External", wrong="Both"),
+    Field("spec.gateway.inferenceGatewayNamespaces", "spec.gateway.inferenceGatewayNamespaces", ["istio"], high=8),
+    Field(
+        "spec.gateway.inferenceGatewayNamespaces[]",
+        "spec.gateway.inferenceGatewayNamespaces",
+        "istio",
+        1,
+        63,
+        wrong=_DNS_WRONG,
+        wrap=[VALUE],
+    ),
+    Field("spec.gateway.httpRoute.parentRefs", "spec.gateway.httpRoute.parentRefs", [{"name": "public"}], 1, 8),
+    Field("spec.gateway.httpRoute.parentRefs[].name", "spec.gateway.httpRoute.parentRefs", "public", 1, 253, _DNS_WRONG, [{"name": VALUE}]),
+    Field(
+        "spec.gateway.httpRoute.parentRefs[].namespace",
+        "spec.gateway.httpRoute.parentRefs",
+        "ingress",
+        1,
+        63,
+        _DNS_WRONG,
+        [{"name": "public", "namespace": VALUE}],
+    ),
+    Field(
+        "spec.gateway.httpRoute.parentRefs[].sectionName",
+        "spec.gateway.httpRoute.parentRefs",
+        "https",
+        1,
+        253,
+        _DNS_WRONG,
+        [{"name": "public", "sectionName": VALUE}],
+    ),
+    Field("spec.gateway.httpRoute.hostnames", "spec.gateway.httpRoute", ["a.example"], high=16, wrap={**_PARENT, "hostnames": VALUE}),
+    Field(
+        "spec.gateway.httpRoute.hostnames[]", "spec.gateway.httpRoute", "a.example", 1, 253, _DNS_WRONG, {**_PARENT, "hostnames": [VALUE]}
+    ),
     Field("spec.gateway.replicas", "spec.gateway.replicas", 2, 1, 64),
     Field("spec.gateway.queueSeconds", "spec.gateway.queueSeconds", 5, 1, 3600),
     Field("spec.gateway.holdSeconds", "spec.gateway.holdSeconds", 5, 0, 3600),

@@ -16,7 +16,7 @@ from npufleet_api import GROUP, MODEL_PLURAL, POOL_PLURAL
 from npufleet_api.contract import OPERATOR_PORT
 from npufleet_operator.cli.main import run as run_command
 from npufleet_operator.run import watched_kinds
-from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, POD
+from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, OPTIONAL, POD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # Helm may have to be built first
 
@@ -210,8 +210,10 @@ def test_the_operator_may_do_what_its_code_does(render: Callable[..., list[Objec
     written = [*CHILDREN, POD]
     assert {(kind.group, kind.plural, verb) for kind in written for verb in ("create", "patch", "delete")} <= cluster
     assert {(GROUP, f"{plural}/status", "patch") for plural in (POOL_PLURAL, MODEL_PLURAL)} <= cluster
-    assert own == {(DEPLOYMENT.group, DEPLOYMENT.plural, verb) for verb in ("create", "patch", "delete")}
-    assert {verb for group, _, verb in cluster if group == DEPLOYMENT.group} == {"get", "list", "watch"}
+    gateways = (DEPLOYMENT, *OPTIONAL)
+    assert own == {(kind.group, kind.plural, verb) for kind in gateways for verb in ("create", "patch", "delete")}
+    for kind in gateways:
+        assert {verb for group, _, verb in cluster if group == kind.group} == {"get", "list", "watch"}
 
 
 def test_every_setting_of_the_operator_is_set_by_the_chart(render: Callable[..., list[Object]]) -> None:

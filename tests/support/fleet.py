@@ -163,7 +163,8 @@ class Fleet:
         if plan.pool_status:
             self.pool_status = plan.pool_status
         named = {object_id(m): (m["metadata"].get("ownerReferences") or [{"uid": ""}])[0]["uid"] for m in plan.objects}
-        pruned = {o for o, owner in self.owners.items() if owner in plan.prune_owners and o not in named and o not in plan.keep}
+        gone = plan.prune_owners | ({""} if plan.prune_gateway else set())
+        pruned = {o for o, owner in self.owners.items() if owner in gone and o not in named and o not in plan.keep}
         self.owners = {o: owner for o, owner in {**self.owners, **named}.items() if o not in pruned}
         for cancel in plan.cancels:
             self.pods[cancel.pod.uid] = replace(self.pods[cancel.pod.uid], drain_started=None, drain_reason="")

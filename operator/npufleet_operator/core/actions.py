@@ -83,4 +83,5 @@ class Plan:
     prune_owners: frozenset[str] = frozenset()
     """UIDs of models whose objects are deleted when they are neither named nor kept."""
     prune_gateway: bool = False
+    """Whether the gateway's objects that the plan does not name are deleted: all of them once the pool is gone."""
     wake_after_seconds: float = 15.0

@@ -61,7 +61,7 @@ def design(model: ModelView, spec: AscendModelSpec, pool_name: str, pool: Infere
             build_engine_settings(model, plan),
             build_monitor_settings(model, pool),
             build_service(model),
-            build_network_policy(model, config.namespace),
+            build_network_policy(model, config.namespace, pool.gateway.inference_gateway_namespaces),
         ),
     )
     _memo[key] = (given, made)

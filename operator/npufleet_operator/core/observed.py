@@ -141,6 +141,10 @@ class GatewayView:
 
     exists: bool = False
     ready_replicas: int = 0
+    external: bool = False
+    """The site's inference gateway serves instead."""
+    route_kind_missing: bool = False
+    """An HTTPRoute is asked for that the cluster cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ class OperatorConfig:
     image_pull_secrets: tuple[str, ...] = ()
     npu_exporter_url: str = ""
     """Where monitors read the node's NPUs; $(HOST_IP) in it stands for the node's address. Empty: they do not."""
+    optional_kinds: frozenset[str] = frozenset()
+    """Kinds that the cluster has although it need not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import POOL_LABEL
-from npufleet_api.pool import Decision, InferencePoolSpec, PoolMode
+from npufleet_api.pool import Decision, GatewayMode, InferencePoolSpec, PoolMode
 from npufleet_operator.core import ledger as books
 from npufleet_operator.core.acceptance import judge, names_taken
 from npufleet_operator.core.actions import Choice, Plan
@@ -20,8 +20,10 @@ from npufleet_operator.core.measured import Measured
 from npufleet_operator.core.model_status import Outcome, model_status
 from npufleet_operator.core.multi_model import MultiModelScheduler, Schedule, pods_by_model
 from npufleet_operator.core.naming import slug
+from npufleet_operator.core.objects.common import Manifest
 from npufleet_operator.core.objects.gateway import build_gateway_deployment, build_gateway_service, gateway_endpoint
-from npufleet_operator.core.observed import NodeView, Observed, PodView, PoolView
+from npufleet_operator.core.objects.http_route import HTTP_ROUTE_KIND, build_http_route
+from npufleet_operator.core.observed import NodeView, Observed, OperatorConfig, PodView, PoolView
 from npufleet_operator.core.pool_status import pool_status
 from npufleet_operator.core.replicas import sort_replicas
 
@@ -62,7 +64,8 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
     last = {choice.model: decision for choice, decision in zip(choices, decisions, strict=True)}
     scaled = {choice.model for choice in choices if choice.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN)}
     keepers = names_taken(o.models)
-    endpoint = gateway_endpoint(o.pool_name, o.config.namespace)
+    external = spec.gateway.mode is GatewayMode.EXTERNAL
+    endpoint = "" if external else gateway_endpoint(o.pool_name, o.config.namespace)
     resource = spec.npus.resource_name
     statuses = {
         plan.model.key: model_status(
@@ -88,7 +91,9 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
         )
         for plan in decided
     }
-    status = pool_status(pool, schedule.findings, len(o.models), o.gateway, endpoint, decisions, now)
+    route_missing = spec.gateway.http_route is not None and HTTP_ROUTE_KIND not in o.config.optional_kinds
+    gateway = replace(o.gateway, external=external, route_kind_missing=route_missing and not external)
+    status = pool_status(pool, schedule.findings, len(o.models), gateway, endpoint, decisions, now)
     if advisory:
         return Plan(choices=tuple(choices), model_status=statuses, pool_status=status, wake_after_seconds=spec.rebalancing.interval_seconds)
     drains = tuple(drain for plan in decided for drain in plan.steps.drains)
@@ -97,8 +102,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
     accepted = [plan for plan in decided if plan.refusal is None]
     return Plan(
         objects=(
-            build_gateway_service(o.pool_name, spec, o.config),
-            build_gateway_deployment(o.pool_name, spec, o.config),
+            *_gateway_objects(o.pool_name, spec, o.config),
             *(manifest for plan in accepted for manifest in plan.objects),
         ),
         creates=tuple(create for plan in decided for create in plan.creates),
@@ -110,11 +114,23 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
         pool_status=status,
         keep=frozenset(kept for plan in accepted for kept in plan.keep),
         prune_owners=frozenset(plan.model.uid for plan in accepted),
+        prune_gateway=True,
         wake_after_seconds=min(
             float(spec.rebalancing.interval_seconds),
             DRAIN_POLL_SECONDS if moving else float(spec.rebalancing.interval_seconds),
             WAKE_UP_SECONDS if asleep else float(spec.rebalancing.interval_seconds),
         ),
+    )
+
+
+def _gateway_objects(pool: str, spec: InferencePoolSpec, config: OperatorConfig) -> tuple[Manifest, ...]:
+    if spec.gateway.mode is GatewayMode.EXTERNAL:
+        return ()
+    route = build_http_route(pool, spec, config)
+    return (
+        build_gateway_service(pool, spec, config),
+        build_gateway_deployment(pool, spec, config),
+        *((route,) if route is not None else ()),
     )
 
 

@@ -168,7 +168,13 @@ def _nodes(conditions: Conditions, f: Findings) -> None:
 
 
 def _gateway(conditions: Conditions, gateway: GatewayView) -> None:
-    if gateway.ready_replicas:
+    if gateway.external:
+        message = "mode External: the site's inference gateway serves; npufleet sees no traffic and changes no number of replicas by it"
+        conditions.set(PoolCondition.GATEWAY, True, Reason.GATEWAY_EXTERNAL, message)
+    elif gateway.ready_replicas and gateway.route_kind_missing:
+        message = "spec.gateway.httpRoute: the cluster has no HTTPRoute; install the Gateway API's CRDs (v1) and restart the operator"
+        conditions.set(PoolCondition.GATEWAY, True, Reason.ROUTE_KIND_MISSING, message)
+    elif gateway.ready_replicas:
         conditions.set(PoolCondition.GATEWAY, True, Reason.GATEWAY_READY, f"{gateway.ready_replicas} gateway replica(s) serve")
     else:
         conditions.set(PoolCondition.GATEWAY, False, Reason.GATEWAY_UNAVAILABLE, "no gateway replica is ready; see its Deployment and pods")
@@ -177,7 +183,7 @@ def _gateway(conditions: Conditions, gateway: GatewayView) -> None:
 def _ready(conditions: Conditions, ledger: Ledger, gateway: GatewayView, capacity_reason: Reason) -> None:
     if ledger.capacity.nominal == 0:
         conditions.set(PoolCondition.READY, False, Reason.NO_NODES, "the pool has no NPUs")
-    elif not gateway.ready_replicas:
+    elif not gateway.ready_replicas and not gateway.external:
         conditions.set(PoolCondition.READY, False, Reason.GATEWAY_UNAVAILABLE, "no gateway replica is ready")
     elif capacity_reason is not Reason.AS_EXPECTED:
         conditions.set(PoolCondition.READY, True, Reason.DEGRADED, f"serving with less than nominal: {capacity_reason.value}")

@@ -42,6 +42,10 @@ class Watchdog:
         self._behind_rounds: dict[Kind, int] = {}
         self._relisted = asyncio.Event()
 
+    def watch_too(self, watched: tuple[Watched, ...]) -> None:
+        """Compare these as well from now on."""
+        self._watched += watched
+
     async def prime(self) -> None:
         """Fill the mirror before anything is planned. Raises ApiError."""
         for watched in self._watched:

@@ -44,7 +44,7 @@ def build_gateway_service(pool: str, spec: InferencePoolSpec, config: OperatorCo
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(pool, config),
+        "metadata": gateway_metadata(pool, config),
         "spec": {
             "type": config.gateway_service_type,
             "selector": gateway_labels(pool),
@@ -97,7 +97,7 @@ def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: Operato
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _metadata(pool, config),
+        "metadata": gateway_metadata(pool, config),
         "spec": {
             "replicas": spec.gateway.replicas,
             "selector": {"matchLabels": labels},
@@ -119,7 +119,8 @@ def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: Operato
     }
 
 
-def _metadata(pool: str, config: OperatorConfig) -> Manifest:
+def gateway_metadata(pool: str, config: OperatorConfig) -> Manifest:
+    """Metadata of the gateway's objects."""
     return {
         "name": gateway_child(pool),
         "namespace": config.namespace,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from npufleet_api.contract import ADMIN_PORT, ENGINE_PORT, MONITOR_PORT
 from npufleet_operator.core.naming import model_child
 from npufleet_operator.core.objects.common import Manifest, model_metadata, model_selector
@@ -10,9 +12,12 @@ from npufleet_operator.core.observed import ModelView
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 
 
-def build_network_policy(model: ModelView, operator_namespace: str) -> Manifest:
-    """Engine: operator's namespace (gateway) and the model's own; admin: operator's namespace; monitor: everyone that scrapes."""
-    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: operator_namespace}}}
+def build_network_policy(model: ModelView, operator_namespace: str, gateway_namespaces: Sequence[str] = ()) -> Manifest:
+    """Engine: operator's namespace (gateway), the model's own, and `gateway_namespaces`, those of a site's inference gateway; admin:
+    operator's namespace; monitor: everyone that scrapes.
+    """
+    operator = _namespace(operator_namespace)
+    clients = [operator, {"podSelector": {}}, *(_namespace(name) for name in sorted(set(gateway_namespaces) - {operator_namespace}))]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -21,9 +26,13 @@ def build_network_policy(model: ModelView, operator_namespace: str) -> Manifest:
             "podSelector": {"matchLabels": model_selector(model)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [operator, {"podSelector": {}}], "ports": [{"protocol": "TCP", "port": ENGINE_PORT}]},
+                {"from": clients, "ports": [{"protocol": "TCP", "port": ENGINE_PORT}]},
                 {"from": [operator], "ports": [{"protocol": "TCP", "port": ADMIN_PORT}]},
                 {"ports": [{"protocol": "TCP", "port": MONITOR_PORT}]},
             ],
         },
     }
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: name}}}
