@@ -215,8 +215,16 @@ class RouteParent(ApiModel):
 class GatewayRoute(ApiModel):
     """An HTTPRoute that leads /v1/ of a Gateway to the pool's gateway."""
 
-    parent_refs: list[RouteParent] = Field(min_length=1, max_length=8, json_schema_extra=LIST_ATOMIC)
-    hostnames: list[DnsSubdomain] = Field(default=[], max_length=16, json_schema_extra=LIST_SET)
+    parent_refs: list[RouteParent] = spec_field(
+        "Gateways to which the route attaches.", Change.LIVE, min_length=1, max_length=8, json_schema_extra=LIST_ATOMIC
+    )
+    hostnames: list[DnsSubdomain] = spec_field(
+        "Host names that the route serves; all of the Gateway's where it is empty.",
+        Change.LIVE,
+        default=[],
+        max_length=16,
+        json_schema_extra=LIST_SET,
+    )
 
 
 class GatewayTemplate(ApiModel):
