@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from npufleet_api import GROUP, MODEL_KIND, MODEL_PLURAL, POOL_KIND, POOL_PLURAL, VERSION
+from npufleet_api.accounting import Accounting
 from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH, REPORT_PATH
 from npufleet_api.report import GatewayReport
 from npufleet_gateway.access_log import AccessLog
-from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.admission import Admission
 from npufleet_gateway.asgi import Receive, Scope, Send
 from npufleet_gateway.balancer import Balancer

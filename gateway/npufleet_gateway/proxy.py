@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from npufleet_api.accounting import Accounting
 from npufleet_api.contract import SESSION_HEADER
 from npufleet_api.slo import FAILURES, Exchange
-from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
 from npufleet_gateway.entrance import Asked
 from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found

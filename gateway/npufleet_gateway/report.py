@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from npufleet_api.accounting import Accounting
 from npufleet_api.report import ClassTraffic, DataState, EngineTotals, GatewayReport, ModelTraffic, MonitorReport, ReplicaReport
-from npufleet_gateway.accounting import Accounting
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.routing import ModelKey, ModelRoute, Replica, ReplicaState, RoutingTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from npufleet_gateway.accounting import Accounting
+from npufleet_api.accounting import Accounting
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.breaker import BreakerState
 from npufleet_gateway.metrics import Sample

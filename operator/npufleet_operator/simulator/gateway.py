@@ -1,5 +1,5 @@
-"""The simulated gateway: routes to the replica with the fewest outstanding requests, holds what none can take, and keeps the windows of the
-real one with the real one's code (`npufleet_api.traffic`, `npufleet_api.slo`)."""
+"""The simulated gateway: routes to the replica with the fewest outstanding requests, holds what none can take, and accounts as the real
+one does, with the real one's code (`npufleet_api.accounting`, `npufleet_api.slo`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from npufleet_api.accounting import Accounting
 from npufleet_api.contract import EngineState
 from npufleet_api.report import (
     DataState,
@@ -17,8 +18,7 @@ from npufleet_api.report import (
     ReplicaReport,
     Utilisation,
 )
-from npufleet_api.slo import Judgement, Outcome, SloTargets
-from npufleet_api.traffic import TrafficWindow
+from npufleet_api.slo import Judgement, Outcome, SloTargets, judge
 from npufleet_operator.core.observed import ModelKey, PodView
 from npufleet_operator.simulator.constants import HOLD_SECONDS, MONITOR_WINDOW_SECONDS
 from npufleet_operator.simulator.events import Clock
@@ -41,13 +41,11 @@ class _Target:
 class _Route:
     model: SimulatedModel
     targets: SloTargets
-    window: TrafficWindow = field(default_factory=TrafficWindow)
     ready: dict[str, _Target] = field(default_factory=dict)
     known: dict[str, _Target] = field(default_factory=dict)
     """Those that ever took requests: a drain may be cancelled while its requests still run."""
     held: deque[Request] = field(default_factory=deque)
-    last_request: float | None = None
-    """When a request last arrived or ended."""
+    in_flight: int = 0
 
 
 @dataclass(slots=True)
@@ -59,14 +57,15 @@ class _Figures:
 
 
 class SimulatedGateway:
-    """One for the pool. `finished` hears of every end of a request and how it was judged."""
+    """One for the pool. `finished` hears of every end of a request and how it is judged; `epoch` is the Unix time of simulated second 0."""
 
-    def __init__(self, clock: Clock, pool: str, models: tuple[SimulatedModel, ...], finished: Finished) -> None:
+    def __init__(self, clock: Clock, pool: str, models: tuple[SimulatedModel, ...], finished: Finished, epoch: float) -> None:
         self._clock = clock
+        self._epoch = epoch
         self._pool = pool
         self._finished = finished
         self._picks = 0
-        self._started = clock.now
+        self._accounting = Accounting(lambda: clock.now, wall_clock=lambda: epoch + clock.now)
         self._routes = {model.key: _Route(model, targets(model)) for model in models}
         self._where: dict[int, tuple[_Route, _Target]] = {}
         self._figures: dict[str, deque[_Figures]] = {}
@@ -77,15 +76,17 @@ class SimulatedGateway:
 
         def end(request: Request, outcome: Outcome) -> None:
             self._leave(request)
-            route.window.in_flight -= 1
-            route.last_request = self._clock.now
-            judgement = route.window.record(request.exchange(self._clock.now), route.targets, self._clock.now)
-            self._finished(request, judgement)
-            ended(outcome is Outcome.SERVER_ERROR)
+            route.in_flight -= 1
+            exchange = request.exchange(self._clock.now)
+            self._accounting.finished(tally, exchange)
+            self._finished(request, judge(exchange, route.targets))
+            ended(outcome is Outcome.OVERLOADED)
 
-        route.window.in_flight += 1
-        route.last_request = self._clock.now
-        self._dispatch(route, Request(model, self._clock.now, input_tokens, output_tokens, end, self._retry))
+        request = Request(model, self._clock.now, input_tokens, output_tokens, end, self._retry)
+        route.in_flight += 1
+        workload_class = route.model.spec.workload_class
+        tally = self._accounting.started(model, workload_class, route.targets, first_token=lambda: request.first_token)
+        self._dispatch(route, request)
 
     def ready(self, model: ModelKey, pod_uid: str, replica: Replica) -> None:
         """A replica takes requests from now on; what was held goes first."""
@@ -107,7 +108,7 @@ class SimulatedGateway:
 
     def in_flight(self, model: ModelKey) -> int:
         """Requests of a model that have not ended."""
-        return self._routes[model].window.in_flight
+        return self._routes[model].in_flight
 
     def starved(self, model: ModelKey) -> bool:
         """Whether requests of a model wait: at the gateway, or at every ready replica."""
@@ -127,7 +128,7 @@ class SimulatedGateway:
             if target.replica.accept(request):
                 return
             self._leave(request)
-        request.end(Outcome.SERVER_ERROR)
+        request.end(Outcome.OVERLOADED)
 
     def _leave(self, request: Request) -> None:
         found = self._where.pop(id(request), None)
@@ -145,10 +146,8 @@ class SimulatedGateway:
             route.held.remove(request)
             request.end(Outcome.NO_REPLICA)
 
-    def report(
-        self, pods: list[PodView], replicas: dict[str, Replica], load_seconds: Callable[[str], float | None], epoch: float
-    ) -> GatewayReport:
-        """What `GET /report` would answer now. `epoch` is the Unix time of simulated second 0."""
+    def report(self, pods: list[PodView], replicas: dict[str, Replica], load_seconds: Callable[[str], float | None]) -> GatewayReport:
+        """What `GET /report` would answer now."""
         now = self._clock.now
         by_model: dict[ModelKey, list[PodView]] = {key: [] for key in self._routes}
         for pod in pods:
@@ -156,7 +155,7 @@ class SimulatedGateway:
                 by_model[(pod.namespace, pod.owner_name)].append(pod)
         models = []
         for key, route in self._routes.items():
-            traffic = route.window.summary(now)
+            traffic = self._accounting.summary(key)
             models.append(
                 ModelTraffic(
                     namespace=key[0],
@@ -173,24 +172,28 @@ class SimulatedGateway:
                     tpot_p50_ms=traffic.tpot_p50_ms,
                     tpot_p95_ms=traffic.tpot_p95_ms,
                     held=sum(request.outcome is None for request in route.held),
-                    last_request_age_seconds=None if route.last_request is None else now - route.last_request,
-                    replicas=[self._replica(route, pod, replicas.get(pod.uid), load_seconds(pod.uid), epoch) for pod in by_model[key]],
+                    duration_p50_ms=traffic.duration_p50_ms,
+                    duration_p95_ms=traffic.duration_p95_ms,
+                    windows=self._accounting.windows(key),
+                    last_request_age_seconds=self._accounting.last_request_age_seconds(key),
+                    history=self._accounting.history(key),
+                    replicas=[self._replica(route, pod, replicas.get(pod.uid), load_seconds(pod.uid)) for pod in by_model[key]],
                 )
             )
         return GatewayReport(
             gateway=f"{self._pool}-gateway",
             pool=self._pool,
-            time_unix=epoch + now,
+            time_unix=self._epoch + now,
             view_age_seconds=0,
-            uptime_seconds=now - self._started,
+            uptime_seconds=self._accounting.uptime_seconds,
             models=models,
         )
 
-    def _replica(self, route: _Route, pod: PodView, replica: Replica | None, load_seconds: float | None, epoch: float) -> ReplicaReport:
+    def _replica(self, route: _Route, pod: PodView, replica: Replica | None, load_seconds: float | None) -> ReplicaReport:
         target = route.ready.get(pod.uid)
         report = None
         if replica is not None and pod.engine_started:
-            report = self._monitor(route, pod, replica, load_seconds, epoch)
+            report = self._monitor(route, pod, replica, load_seconds)
         return ReplicaReport(
             pod_name=pod.name,
             pod_uid=pod.uid,
@@ -201,7 +204,7 @@ class SimulatedGateway:
             report_age_seconds=0 if report else None,
         )
 
-    def _monitor(self, route: _Route, pod: PodView, replica: Replica, load_seconds: float | None, epoch: float) -> MonitorReport:
+    def _monitor(self, route: _Route, pod: PodView, replica: Replica, load_seconds: float | None) -> MonitorReport:
         now = self._clock.now
         before = self._since(pod.uid, replica)
         seconds = max(1e-9, now - before.at)
@@ -234,7 +237,7 @@ class SimulatedGateway:
             model_namespace=route.model.namespace,
             model_name=route.model.name,
             workload_class=route.model.spec.workload_class,
-            time_unix=epoch + now,
+            time_unix=self._epoch + now,
             data=DataState.FRESH,
             engine=engine,
             engine_age_seconds=0,

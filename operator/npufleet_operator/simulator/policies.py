@@ -114,7 +114,7 @@ class Npufleet:
         cluster = stage.cluster
         if stage.clock.now - self._fetched >= REPORT_SECONDS:
             self._fetched = stage.clock.now
-            report = stage.gateway.report(list(cluster.pods.values()), cluster.replicas, cluster.load_seconds, EPOCH.timestamp())
+            report = stage.gateway.report(list(cluster.pods.values()), cluster.replicas, cluster.load_seconds)
             self._traffic = TrafficView(DataState.FRESH, (report,))
         return Observed(
             pool_name=stage.scenario.pool_name,

@@ -46,4 +46,6 @@ class Request:
             elapsed_ms=(now - self.arrived) * 1000,
             ttft_ms=None if first is None else (first - self.arrived) * 1000,
             tpot_ms=None if first is None else tpot_ms(first, now, self.output_tokens),
+            prompt_tokens=self.input_tokens,
+            generated_tokens=self.output_tokens if self.outcome is Outcome.OK else 0,
         )

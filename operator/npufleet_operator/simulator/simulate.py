@@ -12,7 +12,7 @@ from npufleet_operator.core.acceptance import class_bounds
 from npufleet_operator.core.observed import ModelKey
 from npufleet_operator.errors import InputError
 from npufleet_operator.simulator.allocations import Allocation, candidates, static_split
-from npufleet_operator.simulator.cluster import SimulatedCluster
+from npufleet_operator.simulator.cluster import EPOCH, SimulatedCluster
 from npufleet_operator.simulator.constants import RETRY_AFTER_SECONDS
 from npufleet_operator.simulator.events import Clock
 from npufleet_operator.simulator.gateway import SimulatedGateway
@@ -81,7 +81,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, workload: Workload, seconds: float, seed: int) -> None:
         self.scenario, self.workload, self.seconds, self.seed = scenario, workload, seconds, seed
         self.clock = Clock(-BRING_UP_SECONDS)
-        self.gateway = SimulatedGateway(self.clock, scenario.pool_name, scenario.models, self._finished)
+        self.gateway = SimulatedGateway(self.clock, scenario.pool_name, scenario.models, self._finished, EPOCH.timestamp())
         self.cluster = SimulatedCluster(self.clock, scenario, self.gateway)
         self._books: dict[ModelKey, _Book] = {model.key: _Book() for model in scenario.models}
         self._sent = self._ended = 0
@@ -163,7 +163,7 @@ class Simulation:
             seconds_below_guarantee=sum(self._below.values()) * SAMPLE_SECONDS,
             longest_below_guarantee_seconds=self._longest_below,
             requests=self._sent,
-            refused_requests=outcomes[Outcome.SERVER_ERROR] + outcomes[Outcome.NO_REPLICA],
+            refused_requests=outcomes[Outcome.OVERLOADED] + outcomes[Outcome.NO_REPLICA],
             tokens_per_second=round(tokens / self.seconds, 1),
             mean_replicas={"/".join(key): round(total * SAMPLE_SECONDS / self.seconds, 2) for key, total in self._replica_seconds.items()},
             start={"/".join(key): replicas for key, replicas in sorted(split.items())},

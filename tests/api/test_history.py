@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npufleet_gateway.history import STRETCH_SECONDS, STRETCHES, History
+from npufleet_api.history import STRETCH_SECONDS, STRETCHES, History
 
 
 def test_only_whole_stretches_are_told_and_quiet_ones_between_are_zero() -> None:

@@ -9,11 +9,10 @@ import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from npufleet_api.history import History
 from npufleet_api.report import TrafficHistory, WindowAttainment
 from npufleet_api.slo import Exchange, Judgement, SloTargets
 from npufleet_api.traffic import WINDOW_SECONDS, AttainmentWindow, TrafficSummary, TrafficWindow, summarise
-from npufleet_gateway.history import History
-from npufleet_gateway.routing import ModelKey
 
 SHORT_SECONDS = 60.0
 LONG_SECONDS = 3600.0
@@ -24,6 +23,8 @@ MAX_CLASSES = 32
 SPARE_DEADLINES = 1024
 """Deadlines of ended requests that may be kept, beyond as many as requests are live."""
 
+ModelKey = tuple[str, str]
+"""Namespace and name of an AscendModel."""
 FirstToken = Callable[[], float | None]
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npufleet_api.accounting import LONG_SECONDS, MAX_CLASSES, SPARE_DEADLINES, Accounting, Tally
 from npufleet_api.slo import Exchange, Outcome, SloTargets, judge
-from npufleet_gateway.accounting import LONG_SECONDS, MAX_CLASSES, SPARE_DEADLINES, Accounting, Tally
 
 TARGETS = SloTargets(ttft_ms=100)
 KEY = ("team-a", "chat")
