@@ -116,9 +116,11 @@ def calibrate(model: Path, path: Path) -> dict[str, Any]:
     import torch
     import yaml
 
-    from npufleet_api.calibration import CalibratedFor, Calibration
+    from npufleet_api.calibration import Calibration
     from npufleet_api.model import Dtype
     from npufleet_kernels.dispatch import select_kernels
+    from npufleet_pod.calibration import calibrated_for
+    from npufleet_pod.engine.resources import cpu_model
     from npufleet_pod.models.checkpoint import open_checkpoint
     from npufleet_pod.models.config import load_config
     from npufleet_pod.models.decoder import load_decoder
@@ -132,16 +134,7 @@ def calibrate(model: Path, path: Path) -> dict[str, Any]:
     windows = sample_windows(decoder, OWN_WINDOWS, OWN_WINDOW_TOKENS)
     progress("measuring heads")
     choice = choose_int8_heads(decoder, windows)
-    made_for = CalibratedFor(
-        architecture=config.architecture,
-        layers=config.layers,
-        hidden_size=config.hidden_size,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_size=config.head_size,
-        device="cpu",
-        dtype=Dtype.FLOAT32,
-    )
+    made_for = calibrated_for(config, Dtype.FLOAT32, cpu_model(), 1)
     whole = Calibration(made_for=made_for, int8_kv_heads=choice.calibration())
     path.write_text(yaml.safe_dump(whole.model_dump(mode="json", by_alias=True, exclude_none=True)))
     return {

@@ -4,7 +4,6 @@
 replayed trace: of the engine's own bookkeeping (`KVCacheManager`, driven step by step: admission, chunked prefill, a token per step, end)
 at the chat profile's block size, and of a contiguous cache per request, which reserves prompt and longest answer when a request starts.
 A token in pages that several requests share counts once, as does its page. `--page-tokens 128` is what an NPU's kernel asks for.
-`int8_heads` is what `benchmarks.int8_heads` measures, on a real model; `--skip int8_heads` leaves it out.
 Traces: Mooncake's JSON lines, whose equal blocks are shared, or Azure's CSV of arrival, context and generated tokens.
 """
 
@@ -16,10 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks import int8_heads
-from benchmarks.real_text import smollm2
 from benchmarks.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRequest, die, read_any_trace
 from npufleet_pod.engine.memory.layout import CacheLayout, Room
 from npufleet_pod.engine.memory.manager import KVCacheManager
@@ -61,10 +57,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="requests of each trace to replay (default: 200)")
     parser.add_argument("--block-tokens", type=int, default=16, help="tokens of a block (default: 16, the chat profile's)")
     parser.add_argument("--page-tokens", type=int, help="tokens of a kernel's page (default: one block)")
-    parser.add_argument(
-        "--skip", action="append", default=[], choices=["int8_heads"], help="a part to leave out; may be given several times"
-    )
-    int8_heads.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
     if arguments.requests < 1:
@@ -82,20 +74,15 @@ def main() -> None:
         traces[path.name] = {"npufleet": one_paged.percent, "contiguous": one_contiguous.percent}
         paged = Waste(paged.reserved + one_paged.reserved, paged.live + one_paged.live)
         contiguous = Waste(contiguous.reserved + one_contiguous.reserved, contiguous.live + one_contiguous.live)
-    result: dict[str, Any] = {
+    result = {
         "block_tokens": layout.block_tokens,
         "page_tokens": layout.page_tokens,
         "fragmentation_percent": {"npufleet": paged.percent, "contiguous": contiguous.percent},
         "fragmentation_percent_by_trace": traces,
     }
-    if "int8_heads" not in arguments.skip:
-        model = arguments.model or smollm2()
-        result["int8_heads"] = int8_heads.measure(model, arguments.text_tokens, arguments.threads, arguments.heads)
     if arguments.json:
         print(json.dumps(result))
         return
-    if "int8_heads" in result:
-        print(int8_heads.summary(result["int8_heads"]))
     print(f"KV memory reserved without a live token: npufleet {paged.percent:.2f} %, contiguous {contiguous.percent:.2f} %")
 
 

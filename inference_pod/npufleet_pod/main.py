@@ -71,11 +71,11 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write; replaced only by a complete one.")
 @click.option("--text", type=click.Path(path_type=Path), default=None, help="Text, UTF-8, by which INT8 KV heads are chosen.")
-@click.option("--int8-kv", is_flag=True, help="Also choose the KV heads to be cached as INT8.")
+@click.option("--int8-kv", is_flag=True, help="Also choose KV heads to be cached as INT8; implied by --text and Int8Heads.")
 @click.option("--quick", is_flag=True, help="Fewer lengths, sizes and repeats: less exact, in a fraction of the time.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 def calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
-    """Measure the settings' model on the device at hand, and write what serves it best: fusion thresholds and batch size.
+    """Measure the settings' model on the device at hand, and write what serves it best: fusion thresholds, batch size, INT8 KV heads.
 
     Progress goes to stderr, the JSON log to stdout. The file is what calibrationPath, or a ConfigMap of calibrationRef, takes.
     """
@@ -87,13 +87,21 @@ def calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: boo
 
 
 def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
-    from npufleet_pod.calibrate.run import QUICK, Effort, calibrate
+    from npufleet_api.model import KvCacheDtype
+    from npufleet_pod.calibrate.run import QUICK, Effort, Int8KvRequest, calibrate
     from npufleet_pod.server.logs import configure_logging
     from npufleet_pod.settings import load_settings
 
     configure_logging(log_level)
-    settings = load_settings(settings_path, calibrated=False).model_copy(update={"calibration_path": None})
-    calibrate(settings, output, QUICK if quick else Effort(), lambda line: click.echo(line, err=True))
+    settings = load_settings(settings_path, calibrated=False)
+    precision = settings.precision
+    if precision.kv_cache is KvCacheDtype.INT8_HEADS:
+        # What is to be served with chosen heads needs them chosen, and until then they are in no type of their own.
+        int8_kv = True
+        precision = precision.model_copy(update={"kv_cache": KvCacheDtype.AUTO})
+    settings = settings.model_copy(update={"calibration_path": None, "precision": precision})
+    request = Int8KvRequest(text, quick) if int8_kv or text is not None else None
+    calibrate(settings, output, QUICK if quick else Effort(), lambda line: click.echo(line, err=True), request)
     click.echo(f"written: {output}", err=True)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npufleet_api.calibration import AttentionPoint, BatchCalibration, BatchPoint, Calibration, FusionCalibration
+from npufleet_api.calibration import AttentionPoint, BatchCalibration, BatchPoint, Calibration, FusionCalibration, Int8KvHeads
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.calibrate.choice import choose_batch, choose_thresholds
 from npufleet_pod.calibrate.output import Output
@@ -45,16 +45,36 @@ QUICK = Effort(
 )
 
 
-def calibrate(settings: EngineSettings, output: Path, effort: Effort, tell: Callable[[str], None]) -> Calibration:
-    """Measure, choose, and write `output`. tell: gets a line for people at every step.
+@dataclass(frozen=True, slots=True)
+class Int8KvRequest:
+    """That KV heads are to be chosen too. text: a file to measure them on; None: the model's own."""
+
+    text: Path | None = None
+    quick: bool = False
+
+
+def calibrate(
+    settings: EngineSettings, output: Path, effort: Effort, tell: Callable[[str], None], int8_kv: Int8KvRequest | None = None
+) -> Calibration:
+    """Measure, choose, and write `output`. tell: gets a line for people at every step. int8_kv: None: no heads are chosen.
 
     Raises SettingsError, DeviceError or ModelError; then `output` is as it was.
     """
     files = inspect_model(settings)
     with contextlib.closing(Output(output)) as file:
-        calibration = _measure(settings, files, effort, tell)
+        heads = None if int8_kv is None else _choose_heads(settings, files, int8_kv, tell)
+        calibration = _measure(settings, files, effort, tell).model_copy(update={"int8_kv_heads": heads})
         file.write(calibration)
     return calibration
+
+
+def _choose_heads(settings: EngineSettings, files: ModelFiles, wanted: Int8KvRequest, tell: Callable[[str], None]) -> Int8KvHeads:
+    device = open_device(settings)
+
+    from npufleet_pod.calibrate.int8_kv import choose_kv_heads
+
+    check_weights_fit(settings.model_copy(update={"tensor_parallel": 1}), files, device.free_memory_bytes())
+    return choose_kv_heads(files, device, wanted.text, wanted.quick, tell)
 
 
 def _measure(settings: EngineSettings, files: ModelFiles, effort: Effort, tell: Callable[[str], None]) -> Calibration:

@@ -14,12 +14,14 @@ from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.limits import memory_limits
 from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.model_files import inspect_model
+from npufleet_pod.engine.resources import cpu_model
 from npufleet_pod.errors import SettingsError
 from support.local_engine import Recorder, generate, local_engine, request
 from support.tiny_model import write_tiny_model
 from support.tiny_model_gguf import write_gguf
 
 COUNT = 16
+MIB = 2**20
 _random = random.Random(4)  # noqa: S311 - prompts of a test
 
 
@@ -55,7 +57,7 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def document(layers: list[list[int]] | None, **made_for: object) -> dict[str, Any]:
     shapes = {"architecture": "LlamaForCausalLM", "layers": 2, "hiddenSize": 64, "heads": 4, "kvHeads": 2, "headSize": 16}
-    whole: dict[str, Any] = {"madeFor": {**shapes, "device": "cpu", "dtype": "Float32", **made_for}}
+    whole: dict[str, Any] = {"madeFor": {**shapes, "device": cpu_model(), "dtype": "Float32", **made_for}}
     if layers is not None:
         whole["int8KvHeads"] = {"layers": layers, "perplexityLossPercent": 0.02, "limitPercent": 0.1}
     return whole
@@ -139,12 +141,17 @@ def parsed(model: Path, **fields: Any) -> EngineSettings:
     ids=str,
 )
 def test_memory_is_counted_as_the_cache_takes_it(
-    dtype: str, plan: dict[str, str], bytes_per_token: int, tiny_model: Path, calibration: Path
+    dtype: str, plan: dict[str, str], bytes_per_token: int, tiny_model: Path, tmp_path: Path
 ) -> None:
-    chosen = parsed(tiny_model, dtype=dtype, precision=plan, calibration_path=str(calibration), block_size=64)
+    path = tmp_path / "calibration.yaml"
+    path.write_text(yaml.safe_dump(document([[1], [0]], dtype=dtype)))
+    chosen = parsed(tiny_model, dtype=dtype, precision=plan, calibration_path=str(path), block_size=64, max_num_sequences=4096)
     files = inspect_model(chosen)
-    limits = memory_limits(chosen, files, int(10.5 * 64 * bytes_per_token / 0.8))
-    assert limits.kv_blocks == 10
+    free = 100 * MIB
+    enough = memory_limits(chosen, files, free).kv_blocks
+    twice = memory_limits(chosen, files, free, 2 * bytes_per_token).kv_blocks
+    assert enough == memory_limits(chosen, files, free, bytes_per_token).kv_blocks
+    assert enough > twice
     roomy = chosen.model_copy(update={"max_num_sequences": 1, "host_cache_mi": 1})
     loaded = load_engine(roomy, files, lambda: True)
     try:
