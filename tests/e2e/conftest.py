@@ -12,7 +12,7 @@ from demo.install import NAMESPACE, ROOT, apply, install_chart
 from devcluster import Cluster
 from devcluster.testing import Kubectl
 from npufleet_operator.core.naming import gateway_child
-from support.team import Team, pool_manifest, settled
+from support.team import Team, give_node_to, pool_manifest, settled
 from support.tiny_model import write_tiny_model
 
 POOL = "e2e"
@@ -49,6 +49,7 @@ def installed(cluster: Cluster) -> Cluster:
 @pytest.fixture(scope="session")
 def pool(installed: Cluster) -> Iterator[str]:
     """The pool that most tests share, with its gateway ready."""
+    give_node_to(installed, POOL)
     apply(installed, [pool_manifest(POOL)])
     wait_gateway(installed, POOL)
     yield POOL
@@ -94,6 +95,7 @@ def own_pool(installed: Cluster, kubectl: Kubectl, tiny_folder: Path) -> Iterato
 
     def make(**spec: object) -> Team:
         name = kubectl.namespace[-40:].strip("-")
+        give_node_to(installed, name)
         apply(installed, [pool_manifest(name, **spec)])
         wait_gateway(installed, name)
         team = Team(kubectl, name)
@@ -106,6 +108,7 @@ def own_pool(installed: Cluster, kubectl: Kubectl, tiny_folder: Path) -> Iterato
     for team in made:
         _leave(team)
         installed.run_kubectl("delete", "npool", team.pool, "--ignore-not-found")
+    give_node_to(installed, POOL)
 
 
 def _leave(team: Team) -> None:

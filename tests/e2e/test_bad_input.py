@@ -11,7 +11,7 @@ import pytest
 
 from demo.install import ROOT, apply
 from devcluster import Cluster
-from support.team import Json, Team, pool_manifest, settled
+from support.team import Json, Team, give_node_to, pool_manifest, settled
 from support.tiny_model import write_tiny_model
 
 
@@ -90,13 +90,15 @@ def broken_folder(tiny_folder: Path) -> Path:
 
 
 @pytest.fixture
-def absent_image(installed: Cluster) -> Iterator[str]:
-    """A pool whose engine image does not exist."""
+def absent_image(served: Team, installed: Cluster) -> Iterator[str]:
+    """A pool whose engine image does not exist. It has the node while `served` goes on."""
     name = "absent-image"
     template = {"device": "CPU", "shmSizeMi": 16, "images": {"engine": "devcluster.local/absent:1"}}
+    give_node_to(installed, name)
     apply(installed, [pool_manifest(name, podTemplate=template)])
     yield name
     installed.run_kubectl("delete", "npool", name)
+    give_node_to(installed, served.pool)
 
 
 def test_each_mistake_is_told_with_field_and_remedy(own_pool: Callable[..., Team], broken_folder: Path) -> None:

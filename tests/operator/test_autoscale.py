@@ -125,6 +125,18 @@ def test_a_removal_that_would_fill_the_kv_cache_is_unsafe() -> None:
     assert reason(fleet) == Reason.SCALE_DOWN_UNSAFE
 
 
+@pytest.mark.parametrize("claim", [{"model_name": "other"}, {"model_namespace": "other"}, {"pod_uid": "other"}])
+def test_a_monitor_that_speaks_of_another_model_or_pod_is_not_believed(claim: dict[str, str]) -> None:
+    fleet = loaded(5, 60)
+    put_load(fleet, {"tiny": Load(30)})
+    (report,) = fleet.traffic.reports
+    liars = [r.model_copy(update={"report": r.report.model_copy(update=claim)}) for r in report.models[0].replicas if r.report]
+    model = report.models[0].model_copy(update={"replicas": liars, "judged": 0})
+    fleet.traffic = TrafficView(DataState.FRESH, (report.model_copy(update={"models": [model]}),))
+    assert is_quiet(fleet.step())
+    assert fleet.models[("team", "tiny")].status.scaling.data == "Partial"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("data", [DataState.NO_DATA, DataState.STALE])
 def test_without_data_nothing_moves_and_it_is_said(data: DataState) -> None:
     fleet = loaded(35, 400)

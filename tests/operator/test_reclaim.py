@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -71,6 +72,27 @@ def test_a_guarantee_that_is_used_is_never_taken() -> None:
     assert (fleet.charged("chat"), fleet.charged("document"), fleet.charged("code")) == (2, 2, 4)
 
 
+def test_what_a_lower_priority_uses_of_its_guarantee_is_safe_from_higher_ones() -> None:
+    fleet = Fleet(pool=pool(("chat", 3, 25, 100), ("document", 2, 25, 100), ("code", 1, 25, 100)))
+    fleet.add_model("coder", model_spec("code", 2))
+    fleet.add_model("talker", model_spec("chat", 6))
+    fleet.settle()
+    fleet.add_model("writer", model_spec("document", 2))
+    fleet.settle()
+    assert {name: fleet.charged(name) for name in ("chat", "document", "code")} == {"chat": 4, "document": 2, "code": 2}
+
+
+def test_of_unequal_replicas_those_are_kept_that_fill_the_guarantee() -> None:
+    fleet = Fleet(pool=pool(("chat", 3, 25, 100), ("code", 1, 50, 100)))
+    fleet.add_model("large", model_spec("code", 1, parallelism={"tensor": 4}))
+    fleet.add_model("small", model_spec("code", 4))
+    fleet.settle()
+    assert fleet.charged("code") == 8
+    fleet.add_model("talker", model_spec("chat", 2))
+    fleet.settle()
+    assert (len(fleet.of("large")), len(fleet.of("small")), fleet.charged("chat")) == (1, 2, 2)
+
+
 def test_no_second_victim_is_taken_while_the_first_still_drains() -> None:
     fleet = lent()
     fleet.busy = {pod.uid for pod in fleet.of("borrower")}
@@ -78,6 +100,7 @@ def test_no_second_victim_is_taken_while_the_first_still_drains() -> None:
     assert len(reclaimed(fleet.step())) == 1
     for _ in range(DRAIN_SECONDS - 2):
         assert not reclaimed(fleet.step())
+        assert guarantees(fleet)[1] == Reason.GUARANTEE_WAITING
     fleet.settle()
     assert (fleet.charged("chat"), fleet.charged("code")) == (1, 7)
 
@@ -146,13 +169,52 @@ def test_only_as_many_victims_go_as_the_claimant_needs_on_one_node() -> None:
     assert (fleet.charged("chat"), fleet.charged("code")) == (2, 6)
 
 
-def test_what_frees_up_for_a_claimant_is_not_lent_on() -> None:
-    fleet = lent(4)
-    fleet.busy = {fleet.of("borrower")[0].uid}
-    fleet.add_model("pair", model_spec("chat", 1, parallelism={"tensor": 1}))
-    fleet.add_model("eager", model_spec("code", 4))
+def test_victims_on_other_nodes_are_spared_once_one_node_has_enough() -> None:
+    fleet = Fleet(
+        nodes={"node-0": node("node-0", 2), "node-1": node("node-1", 4)},
+        pool=pool(("chat", 3, 50, 100), ("code", 1, 0, 100)),
+    )
+    fleet.add_model("borrower", model_spec("code", 6))
     fleet.settle()
-    assert fleet.charged("chat") == 1
+    for index, pod in enumerate(sorted(fleet.of("borrower"), key=lambda p: (p.node, p.name))):
+        fleet.pods[pod.uid] = replace(pod, created=fleet.now - timedelta(seconds=index))
+    fleet.add_model("large", model_spec("chat", 1, parallelism={"tensor": 3}))
+    victims = [drain.pod for drain in fleet.step().drains]
+    assert [pod.node for pod in victims] == ["node-1"] * 3, "the newest are on node-0, and would not help"
+
+
+def test_what_frees_up_for_a_claimant_is_not_lent_on() -> None:
+    fleet = Fleet(nodes={"node-0": node("node-0", 4)}, pool=pool(("chat", 3, 50, 100), ("code", 1, 0, 100)))
+    fleet.add_model("borrower", model_spec("code", 4))
+    fleet.settle()
+    fleet.add_model("pair", model_spec("chat", 1, parallelism={"tensor": 2}))
+    fleet.add_model("eager", model_spec("code", 4))
+    fleet.busy = {fleet.of("borrower")[0].uid}
+    seen = set()
+    for _ in range(DRAIN_SECONDS - 5):
+        fleet.step()
+        seen.add(fleet.charged("code"))
+    assert seen == {4, 3}, "one NPU is free, and kept until the second is"
+    fleet.settle()
+    assert (fleet.charged("chat"), fleet.charged("code")) == (2, 2)
+
+
+def test_what_is_kept_for_a_claimant_on_a_node_is_not_lent_while_another_node_has_room() -> None:
+    fleet = Fleet(nodes={"a": node("a", 4)}, pool=pool(("chat", 3, 40, 100), ("code", 1, 0, 100)))
+    fleet.nodes["c"] = node("c", 4)
+    fleet.add_model("borrower", model_spec("code", 8))
+    fleet.settle()
+    fleet.add_model("pair", model_spec("chat", 1, parallelism={"tensor": 2}))
+    victims = [drain.pod for drain in fleet.plan().drains]
+    fleet.busy = {victims[0].uid}
+    for _ in range(5):
+        fleet.step()
+    fleet.nodes["d"] = node("d", 1)
+    plan = fleet.step()
+    assert [fleet.preferred[pod.uid] for pod in fleet.of("borrower") if pod.created == fleet.now - timedelta(seconds=1)] == ["d"]
+    assert len(plan.creates) == 1
+    fleet.settle()
+    assert fleet.charged("chat") == 2
 
 
 def test_borrower_and_lender_do_not_evict_each_other_in_turn() -> None:

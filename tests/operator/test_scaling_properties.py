@@ -38,6 +38,22 @@ def random_pool(shares: list[tuple[int, int]], unit: int = 1, **changes: object)
 SHARES = st.lists(st.tuples(st.integers(0, 33), st.sampled_from([0, 20, 50, 100])), min_size=3, max_size=3)
 
 
+def assert_only_borrowers_lose(fleet: Fleet, plan: Plan, before: dict[str, int]) -> None:
+    """What a class uses of its guarantee is never taken."""
+    assert plan.pool_status is not None
+    guaranteed = {c.name: c.guaranteed for c in plan.pool_status.classes}
+    taken: dict[str, int] = {}
+    gone = [(drain.pod, drain.reason) for drain in plan.drains] + [(delete.pod, delete.reason) for delete in plan.deletes]
+    for pod, reason in gone:
+        if reason is Reason.RECLAIMED_FOR_GUARANTEE and pod.drain_started is None:
+            name = pod.labels["npufleet.dev/workload-class"]
+            taken[name] = taken.get(name, 0) + pod.requests[RESOURCE]
+    largest = max((pod.requests[RESOURCE] for pod in fleet.pods.values()), default=0)
+    for name, npus in taken.items():
+        assert before[name] > guaranteed[name], f"{name} borrows nothing"
+        assert before[name] - npus > guaranteed[name] - largest, f"{name} loses what it is guaranteed"
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Loads come and go, cards fail, the operator restarts and is lied to; the planner steps."""
 
@@ -147,19 +163,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.fleet.traffic = TrafficView(self.data, (report.model_copy(update={"models": models, "time_unix": time_unix}),))
 
     def _only_borrowers_lose(self, plan: Plan, before: dict[str, int]) -> None:
-        """What a class uses of its guarantee is never taken, and a class that is over its own takes nothing."""
-        assert plan.pool_status is not None
-        guaranteed = {c.name: c.guaranteed for c in plan.pool_status.classes}
-        taken: dict[str, int] = {}
-        gone = [(drain.pod, drain.reason) for drain in plan.drains] + [(delete.pod, delete.reason) for delete in plan.deletes]
-        for pod, reason in gone:
-            if reason is Reason.RECLAIMED_FOR_GUARANTEE and pod.drain_started is None:
-                name = pod.labels["npufleet.dev/workload-class"]
-                taken[name] = taken.get(name, 0) + pod.requests[RESOURCE]
-        largest = max((pod.requests[RESOURCE] for pod in self.fleet.pods.values()), default=0)
-        for name, npus in taken.items():
-            assert before[name] > guaranteed[name], f"{name} borrows nothing"
-            assert before[name] - npus > guaranteed[name] - largest, f"{name} loses what it is guaranteed"
+        assert_only_borrowers_lose(self.fleet, plan, before)
 
     def _nothing_shrinks_blind(self, plan: Plan) -> None:
         blind = self.data in (DataState.NO_DATA, DataState.STALE, DataState.PARTIAL) or self.lies in (2, 5)
@@ -250,6 +254,33 @@ def test_each_replica_of_a_guarantee_comes_within_a_bounded_time(
                 break
             fleet.step()
         assert fleet.charged(CLASSES[claimant]) >= nth, f"{nth} of {due} after drain and load"
+
+
+@given(
+    SHARES,
+    st.lists(st.integers(2, 8), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=8),
+    st.lists(st.sampled_from([1, 1, 2, 4]), min_size=6, max_size=6),
+)
+@settings(max_examples=80)
+def test_whatever_is_asked_only_borrowers_lose_and_every_claim_that_fits_is_met(
+    shares: list[tuple[int, int]], sizes: list[int], changes: list[tuple[int, int]], tensors: list[int]
+) -> None:
+    nodes = {f"node-{i}": node(f"node-{i}", size) for i, size in enumerate(sizes)}
+    fleet = Fleet(nodes=nodes, pool=random_pool(shares))  # type: ignore[arg-type]  # an InferencePoolSpec
+    for index, replicas in changes:
+        spec = model_spec(CLASSES[index % 3], replicas, parallelism={"tensor": tensors[index]})
+        fleet.add_model(f"m{index}", spec)
+        for _ in range(60):
+            before = {cls: fleet.charged(cls) for cls in CLASSES}
+            plan = fleet.plan()
+            assert_only_borrowers_lose(fleet, plan, before)
+            fleet.apply(plan)
+            fleet.pass_time(1)
+    fleet.settle()
+    condition = fleet.pool_status.condition("GuaranteesMet")
+    assert condition is not None
+    assert condition.reason != Reason.GUARANTEE_WAITING, condition.message
 
 
 @given(SHARES, st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from([0, 5, 30, 200])), min_size=1, max_size=4), st.integers(2, 12))

@@ -85,6 +85,8 @@ class Fleet:
     busy: set[str] = field(default_factory=set)
     """UIDs of replicas whose requests do not end."""
     created: int = 0
+    preferred: dict[str, str] = field(default_factory=dict)
+    """Node that a pod prefers, by UID."""
     traffic: TrafficView = field(default_factory=TrafficView)
     rivals: tuple[RivalPool, ...] = ()
 
@@ -213,6 +215,8 @@ class Fleet:
         assert all((p.namespace, p.name) != (metadata["namespace"], metadata["name"]) for p in self.pods.values()), "name is taken"
         self.created += 1
         uid = f"pod-{self.created:04d}"
+        preference = manifest["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"]
+        self.preferred[uid] = preference["matchFields"][0]["values"][0]
         self.pods[uid] = PodView(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -229,7 +233,7 @@ class Fleet:
 
     def _place(self, pod: PodView) -> str:
         want = pod.requests.get(RESOURCE, 0)
-        for name, view in sorted(self.nodes.items()):
+        for name, view in sorted(self.nodes.items(), key=lambda n: (n[0] != self.preferred.get(pod.uid), n[0])):
             used = sum(p.requests.get(RESOURCE, 0) for p in self.pods.values() if p.node == name and not p.finished)
             if view.ready and view.schedulable and view.allocatable.get(RESOURCE, 0) - used >= want:
                 return name

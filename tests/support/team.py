@@ -12,6 +12,7 @@ import httpx
 from openai import OpenAI
 
 from demo.install import NAMESPACE, apply, service_address, volume_manifests
+from devcluster import Cluster
 from devcluster.testing import Kubectl, wait_until
 from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
 from npufleet_api.contract import METRICS_PATH, OPERATOR_PORT
@@ -20,12 +21,19 @@ from support.traffic import Traffic
 
 Json = dict[str, Any]
 READY_SECONDS = 120
+NODE_LABEL = "e2e.npufleet.dev/pool"
+"""Says whose the cluster's only node is: a node that two pools select would belong to the older one."""
+
+
+def give_node_to(cluster: Cluster, pool: str) -> None:
+    """The cluster's node is this pool's from now on; what runs there goes on."""
+    cluster.run_kubectl("label", "node", cluster.node_name, f"{NODE_LABEL}={pool}", "--overwrite")
 
 
 def pool_manifest(name: str, **spec: Any) -> Json:
     """A pool of the pretend NPUs, on the CPU, that moves fast."""
     base: Json = {
-        "npus": {"resourceName": "huawei.com/Ascend910"},
+        "npus": {"resourceName": "huawei.com/Ascend910", "nodeSelector": {NODE_LABEL: name}},
         "classes": [
             {"name": "chat", "priority": 3, "minPercent": 20, "maxPercent": 100},
             {"name": "document", "priority": 2, "minPercent": 30, "maxPercent": 60},

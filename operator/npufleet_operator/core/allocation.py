@@ -65,6 +65,8 @@ class Grant:
     """A surge would have its place on a node: only the ceiling is in the way."""
     by_ceiling: bool = False
     by_room: bool = False
+    nodes: tuple[str, ...] = ()
+    """Where each of them has its place, surges last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class DynamicResourceAllocator:
         self._reclaim = reclaim
         self._charged = {name: account.charged for name, account in accounts.items()}
         self._candidates = _candidates(accounts, holdings) if reclaim is Reclaim.BORROWED_ONLY else []
-        self._granted: dict[ModelKey, list[int]] = {}
+        self._granted: dict[ModelKey, tuple[list[str], list[str]]] = {}
+        """Nodes of missing replicas and of surges."""
         self._by_ceiling: set[ModelKey] = set()
         self._by_room: set[ModelKey] = set()
         self._has_room: set[ModelKey] = set()
@@ -118,7 +121,7 @@ class DynamicResourceAllocator:
 
     def allocate(self, wants: Sequence[Want]) -> Allocation:
         """Grants and victims. Surges come last: they only speed a rollout up."""
-        self._granted = {want.model: [0, 0] for want in wants}
+        self._granted = {want.model: ([], []) for want in wants}
         turns = self._turns(wants)
         for want in turns:
             self._give_within_guarantee(want)
@@ -153,11 +156,12 @@ class DynamicResourceAllocator:
     def _give(self, want: Want, limit: int, part: int) -> bool:
         if self._charged[want.workload_class] + want.npus > limit:
             return False
-        if not self._room.take(want.npus):
+        node = self._room.take(want.npus)
+        if node is None:
             self._by_room.add(want.model)
             return False
         self._charged[want.workload_class] += want.npus
-        self._granted[want.model][part] += 1
+        self._granted[want.model][part].append(node)
         return True
 
     def _guarantee(self, want: Want) -> int:
@@ -170,7 +174,7 @@ class DynamicResourceAllocator:
 
     def _claim(self, want: Want) -> None:
         """One replica of the model, if its class has not what it is guaranteed: one move in flight per claimant."""
-        outstanding = want.missing - self._granted[want.model][0]
+        outstanding = want.missing - len(self._granted[want.model][0])
         if outstanding <= 0 or want.model in self._waiting | self._fragmented | self._denied:
             return
         if self._charged[want.workload_class] + want.npus > self._guarantee(want):
@@ -224,7 +228,7 @@ class DynamicResourceAllocator:
         return needed
 
     def _lend(self, want: Want) -> None:
-        if self._granted[want.model][0] >= want.missing or want.model in self._by_room:
+        if len(self._granted[want.model][0]) >= want.missing or want.model in self._by_room:
             return
         if not self._give(want, self._accounts[want.workload_class].ceiling, 0) and want.model not in self._by_room:
             self._by_ceiling.add(want.model)
@@ -232,11 +236,12 @@ class DynamicResourceAllocator:
     def _grant(self, want: Want) -> Grant:
         missing, surge = self._granted[want.model]
         return Grant(
-            missing=missing,
-            surge=surge,
+            missing=len(missing),
+            surge=len(surge),
             surge_has_room=want.model in self._has_room,
             by_ceiling=want.model in self._by_ceiling,
-            by_room=want.model in self._by_room and missing < want.missing,
+            by_room=want.model in self._by_room and len(missing) < want.missing,
+            nodes=(*missing, *surge),
         )
 
 

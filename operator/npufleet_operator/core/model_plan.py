@@ -96,7 +96,9 @@ def decide(
     creates = []
     choices = [*_move(proposal), *_retirements(proposal.model, situation, todo, victims)]
     for index in range(grant.missing + grant.surge):
-        manifest = build_pod(proposal.model, design.blueprint, _free_slot(proposal, taken))
+        manifest = build_pod(
+            proposal.model, design.blueprint, _free_slot(proposal, taken), grant.nodes[index] if index < len(grant.nodes) else ""
+        )
         creates.append(CreatePod(proposal.model.key, manifest))
         reason = Reason.SCALED_UP if index < grant.missing else Reason.ROLLOUT_SURGE
         choices.append(Choice(proposal.model.key, reason, _created(proposal, manifest, index)))

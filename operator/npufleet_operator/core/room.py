@@ -21,16 +21,16 @@ class Room:
         """Whether one node has `npus` left, and the pool too."""
         return self._headroom >= npus and self._now.best_fit(npus) is not None
 
-    def take(self, npus: int) -> bool:
-        """Take `npus` from the node where the least is left over; False, and nothing taken, if none has them."""
+    def take(self, npus: int) -> str | None:
+        """Take `npus` from the node where the least is left over, and name it; None, and nothing taken, if none has them."""
         node = self._now.best_fit(npus)
         if node is None or self._headroom < npus:
-            return False
+            return None
         left = self._now.count(node) - npus
         self._now.put(node, left - left % self._unit)
         self._headroom -= npus
         self._move(node, -npus)
-        return True
+        return node
 
     def expect(self, node: str, npus: int) -> None:
         """`npus` of the node leave by this plan; negative: they stay after all."""

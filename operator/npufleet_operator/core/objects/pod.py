@@ -70,8 +70,8 @@ def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
     return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec)
 
 
-def build_pod(model: ModelView, plan: Blueprint, slot: int) -> Manifest:
-    """The replica in `slot`."""
+def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> Manifest:
+    """The replica in `slot`. It prefers the node where the planner has its place, so that replicas are packed; another one will do."""
     metadata = model_metadata(model, pod_name(model.name, plan.revision, slot))
     metadata["labels"] = {**metadata["labels"], REVISION_LABEL: plan.revision, SLOT_LABEL: str(slot)}
     grace = int(plan.settings.shutdown.accept_seconds + plan.settings.shutdown.drain_seconds) + GRACE_MARGIN_SECONDS
@@ -82,10 +82,16 @@ def build_pod(model: ModelView, plan: Blueprint, slot: int) -> Manifest:
         "metadata": metadata,
         "spec": {
             **plan.pod_spec,
+            **({"affinity": _preference(node)} if node else {}),
             "terminationGracePeriodSeconds": grace,
             "volumes": [settings_volume, *plan.pod_spec["volumes"]],
         },
     }
+
+
+def _preference(node: str) -> Manifest:
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]}}
 
 
 def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
