@@ -67,13 +67,16 @@ class Measured:
 @click.option("--prompt-tokens", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--answer-tokens", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads; by default all.")
+@click.option("--threads", type=click.IntRange(1), default=None, help="Compute threads of all ranks; by default all.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(model: Path | None, count: int, prompt_tokens: int, answer_tokens: int, rounds: int, threads: int | None, as_json: bool) -> None:
+def main(
+    model: Path | None, count: int, prompt_tokens: int, answer_tokens: int, rounds: int, threads: int | None, ranks: int, as_json: bool
+) -> None:
     """Compare pipeline depths in one run."""
     with contextlib.ExitStack() as stack:
         folder = model or _random_model(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model")
-        result = asyncio.run(_compare(folder, count, prompt_tokens, answer_tokens, rounds, threads))
+        result = asyncio.run(_compare(folder, count, prompt_tokens, answer_tokens, rounds, threads, ranks))
     if as_json:
         print(json.dumps(result, indent=2))
         return
@@ -88,12 +91,14 @@ def _random_model(folder: Path) -> Path:
     return write_tiny_model(folder, hidden_size=256, layers=6, heads=8, kv_heads=4)
 
 
-async def _compare(folder: Path, count: int, prompt_tokens: int, answer_tokens: int, rounds: int, threads: int | None) -> dict[str, object]:
+async def _compare(
+    folder: Path, count: int, prompt_tokens: int, answer_tokens: int, rounds: int, threads: int | None, ranks: int
+) -> dict[str, object]:
     measured = {depth: Measured() for depth in DEPTHS}
     for number in range(rounds):
         # Turned round by turn, so that nobody always goes first; one engine at a time, so that none sits in another's way.
         for depth in DEPTHS[number % len(DEPTHS) :] + DEPTHS[: number % len(DEPTHS)]:
-            async with _engine(folder, depth, count, threads) as engine:
+            async with _engine(folder, depth, count, threads, ranks) as engine:
                 await _round(engine, -1, min(count, 4), prompt_tokens, answer_tokens, Measured())
                 await _round(engine, number, count, prompt_tokens, answer_tokens, measured[depth])
     base = measured[DEPTHS[0]].summary()["tokens_per_second"]
@@ -102,13 +107,14 @@ async def _compare(folder: Path, count: int, prompt_tokens: int, answer_tokens: 
         "prompt_tokens": prompt_tokens,
         "answer_tokens": answer_tokens,
         "rounds": rounds,
+        "ranks": ranks,
         "depth": {str(depth): one.summary() for depth, one in measured.items()},
         "speedup": {str(depth): round(one.summary()["tokens_per_second"] / base, 3) for depth, one in measured.items()},
     }
 
 
 @contextlib.asynccontextmanager
-async def _engine(folder: Path, depth: int, count: int, threads: int | None):  # type: ignore[no-untyped-def] # an async context manager
+async def _engine(folder: Path, depth: int, count: int, threads: int | None, ranks: int):  # type: ignore[no-untyped-def] # an async context manager
     settings = EngineSettings(
         model_path=str(folder),
         served_name="model",
@@ -117,6 +123,7 @@ async def _engine(folder: Path, depth: int, count: int, threads: int | None):  #
         max_num_sequences=count,
         prefix_cache=False,
         cpu_threads=threads,
+        tensor_parallel=ranks,
     )
     files = inspect_model(settings)
     engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), Silent())

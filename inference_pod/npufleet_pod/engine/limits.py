@@ -44,7 +44,9 @@ def check_weights_fit(settings: EngineSettings, files: ModelFiles, free_bytes: i
     roles = (settings.precision.attention, settings.precision.feed_forward, settings.precision.output)
     smallest = 1 if WeightDtype.INT8 in roles else DTYPE_BYTES[files.dtype]
     scale = 1.0 if any(files.path.glob("*.gguf")) else smallest / stored
-    needed = int(sum(sizes) * scale / settings.tensor_parallel)
+    # NPUs hold a part each, ranks on CPUs all of it together.
+    memories = settings.tensor_parallel if settings.device is Device.NPU else 1
+    needed = int(sum(sizes) * scale / memories)
     if needed > free_bytes:
         raise DeviceError(
             f"memory: the weights take {needed // MIB} MiB, {free_bytes // MIB} MiB are free, {-(-(needed - free_bytes) // MIB)} MiB are "

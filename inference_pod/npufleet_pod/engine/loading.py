@@ -38,7 +38,7 @@ def load_engine(settings: EngineSettings, files: ModelFiles, keep_going: Callabl
     with ExitStack() as undo:
         # First, so that the others import torch and read their parts at the same time.
         group = undo.enter_context(closing(start_group(settings, files)))
-        loaded = _load(settings, files, group.watched(keep_going), group)
+        loaded = _load(settings, files, keep_going, group)
         group.serving()
         undo.pop_all()
     return loaded
@@ -64,7 +64,8 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
 
     check_weights_fit(settings, files, device.free_memory_bytes())
     collective = None if group is None else SmartAllReduce(0, group.ranks, group.progress, group.wiring, device)
-    decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, keep_going)
+    going = keep_going if group is None else group.watched(keep_going)
+    decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, going)
     try:
         step_bytes = largest_step_bytes(settings, files, decoder, device, fusion)
         if group is None:

@@ -165,9 +165,9 @@ async def test_a_rank_that_dies_in_the_middle_of_a_step_ends_the_engine_by_name(
 @pytest.mark.parametrize("route", ["auto", "backend"])
 async def test_a_rank_that_is_stopped_ends_the_engine_by_name(route: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROUTE_ENV, route)
-    async with failing(tiny_model, rank_timeout_seconds=2) as (_, pids, end):
+    async with failing(tiny_model, rank_timeout_seconds=4) as (_, pids, end):
         os.kill(pids[0], signal.SIGSTOP)
-        assert await end() == f"rank 1 (pid {pids[0]}) is stopped by a signal: no rank moved for 2 s, rankTimeoutSeconds is 2"
+        assert await end() == f"rank 1 (pid {pids[0]}) is stopped by a signal: no rank moved for 4 s, rankTimeoutSeconds is 4"
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -190,9 +190,9 @@ def change_rank(number: int, forward: str, folder: Path, monkeypatch: pytest.Mon
 
 async def test_a_rank_that_hangs_is_known_by_being_behind(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_rank(2, HANGS, tmp_path, monkeypatch)
-    async with failing(tiny_model, rank_timeout_seconds=2) as (_, pids, end):
+    async with failing(tiny_model, rank_timeout_seconds=4) as (_, pids, end):
         reason = await end()
-        assert re.fullmatch(rf"rank 2 \(pid {pids[1]}\) hangs, \d+ exchanges behind the others: no rank moved for 2 s, .*", reason)
+        assert re.fullmatch(rf"rank 2 \(pid {pids[1]}\) hangs, \d+ exchanges behind the others: no rank moved for 4 s, .*", reason)
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -231,15 +231,37 @@ async def test_a_rank_that_cannot_load_is_named_with_its_reason_and_exit_code(tm
     assert rank_pids() == []
 
 
+async def test_a_rank_that_hangs_while_it_loads_ends_the_start(tiny_model: Path) -> None:
+    engine = starting(tiny_model, 2, rank_timeout_seconds=1)
+    await ranks_started(1)
+    (pid,) = rank_pids()
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(RankError, match=rf"rank 1 \(pid {pid}\) is stopped by a signal: no rank moved for 10 s"):
+        await engine.wait_ready()
+    await engine.stop()
+    assert is_gone(pid)
+
+
 async def test_an_engine_that_is_stopped_while_its_ranks_load_leaves_none_behind(tiny_model: Path) -> None:
-    settings = EngineSettings.model_validate({"model_path": str(tiny_model), "served_name": "m", "device": "CPU", "tensor_parallel": 3})
-    files = inspect_model(settings)
-    engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), Recorder())
-    engine.start()
-    async with asyncio.timeout(60):
-        while len(rank_pids()) < 2:  # noqa: ASYNC110 - the kernel tells nobody of a process
-            await asyncio.sleep(0.01)
+    engine = starting(tiny_model, 3)
+    await ranks_started(2)
     await engine.stop()
     with pytest.raises(LoadCancelledError):
         await engine.wait_ready()
     assert rank_pids() == []
+
+
+def starting(model: Path, ranks: int, **fields: Any) -> Engine:
+    """An engine that has begun to load."""
+    document = {"model_path": str(model), "served_name": "m", "device": "CPU", "cpu_threads": 1, "tensor_parallel": ranks, **fields}
+    settings = EngineSettings.model_validate(document)
+    files = inspect_model(settings)
+    engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), Recorder())
+    engine.start()
+    return engine
+
+
+async def ranks_started(count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(rank_pids()) < count:  # noqa: ASYNC110 - the kernel tells nobody of a process
+            await asyncio.sleep(0.01)

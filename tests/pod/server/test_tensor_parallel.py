@@ -78,7 +78,7 @@ def test_a_rank_that_is_killed_ends_the_process_and_kubernetes_learns_which(tiny
 
 def test_a_rank_that_is_stopped_ends_the_process_within_its_timeout(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "termination-log").write_text("")
-    with start_pod(tiny_model, tmp_path, rank_timeout_seconds=3, **RANKS) as ranked:
+    with start_pod(tiny_model, tmp_path, rank_timeout_seconds=4, **RANKS) as ranked:
         ranked.wait_ready()
         (worker,) = rank_pids(ranked.process.pid)
         with OpenAI(base_url=f"{ranked.url}/v1", api_key="unused", max_retries=0) as client:
@@ -88,7 +88,7 @@ def test_a_rank_that_is_stopped_ends_the_process_within_its_timeout(tiny_model: 
                 list(stream)
         assert ranked.wait_end() == 1
         told = (tmp_path / "termination-log").read_text()
-        assert told == f"engine ended: rank 1 (pid {worker}) is stopped by a signal: no rank moved for 3 s, rankTimeoutSeconds is 3"
+        assert told == f"engine ended: rank 1 (pid {worker}) is stopped by a signal: no rank moved for 4 s, rankTimeoutSeconds is 4"
         assert is_gone(worker)
 
 

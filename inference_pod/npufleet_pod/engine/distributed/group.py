@@ -92,7 +92,7 @@ class RankGroup:
         return answers
 
     def watched(self, keep_going: Callable[[], bool]) -> Callable[[], bool]:
-        """`keep_going`, asked once per layer while rank 0 loads, which also raises what ended another rank."""
+        """`keep_going`, asked once per layer that rank 0 loads, which also raises what ended another rank."""
 
         def going() -> bool:
             self.progress.advance()
@@ -131,7 +131,6 @@ class RankGroup:
         with self._changed:
             self._check()
             idle, self._busy_since = self._busy_since, self._clock()
-        self.progress.advance()
         try:
             with self.explained():
                 yield
@@ -157,7 +156,9 @@ class RankGroup:
 
     def wait_done(self) -> None:
         """Wait until every rank has done the step that it was given last, which had no tokens."""
+        self.progress.advance()
         self.collect(Done, lambda: True)
+        self.progress.advance()
 
     def score(self, first: int, last: int) -> None:
         """See Peers."""
@@ -174,7 +175,10 @@ class RankGroup:
             with contextlib.suppress(OSError):
                 process.send(Close())
         self._end_processes(kill=self._failure is not None)
-        self._watcher.join()
+        self._watcher.join(EXIT_SECONDS)
+        if self._watcher.is_alive():
+            # Of a process that the kernel does not let go, as in a device's driver, the channel stays open.
+            return
         for process in self._processes:
             process.channel.close()
         self.wiring.close()

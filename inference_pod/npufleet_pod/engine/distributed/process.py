@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from npufleet_pod.engine.distributed.messages import Order
 from npufleet_pod.engine.distributed.wiring import Wiring
+
+logger = logging.getLogger(__name__)
 
 EXIT_SECONDS = 5
 """Time that a process gets between closing its channel and being gone."""
@@ -74,9 +77,11 @@ class RankProcess:
         self._process.kill()
 
     def end(self) -> None:
-        """Wait a moment for the process to end by itself, then end it."""
-        try:
-            self._process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Wait a moment for the process to end by itself, then end it. One that the kernel does not let go is left to it, and told."""
+        for _ in range(2):
+            try:
+                self._process.wait(EXIT_SECONDS)
+                return
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        logger.error("a rank cannot be ended", extra={"rank": self.rank, "pid": self._process.pid, "state": self.state()})

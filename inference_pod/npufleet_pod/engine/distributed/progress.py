@@ -9,7 +9,10 @@ CELL_BYTES = 64
 
 
 class Progress:
-    """One counter per rank, which only that rank moves."""
+    """One counter per rank, which only that rank moves: once per layer while it loads, twice per exchange, before and after it.
+
+    All ranks do the same, so that whose counter is behind is the one that the others wait for.
+    """
 
     def __init__(self, descriptor: int, ranks: int, rank: int) -> None:
         """descriptor: of shared memory (`create_shared`), the same for all ranks."""
@@ -18,7 +21,7 @@ class Progress:
         self._ranks = ranks
 
     def advance(self) -> None:
-        """This rank has come to its next step, exchange or layer."""
+        """This rank has come one thing further."""
         self._cells[self._own] += 1
 
     def give_up(self) -> None:

@@ -88,7 +88,6 @@ class Worker:
 
         with torch.inference_mode():
             while not isinstance(order := self._channel.recv(), Close):
-                self._progress.advance()
                 self._obey(order)
 
     def _obey(self, order: Order) -> None:
@@ -109,7 +108,9 @@ class Worker:
             del self._prepared[earlier]
         self._rank.transfer(given.step.transfers)
         if not given.step.counts:
+            self._progress.advance()
             self._channel.send(Done(number))
+            self._progress.advance()
             return
         self._hidden = self._rank.forward(prepared, known)
         if given.step.sample_rows:
@@ -132,7 +133,7 @@ def main() -> None:
         start: Start = channel.recv()
         wiring = Wiring.parse(numbers, ranks)
         _run(channel, Progress(wiring.progress, ranks, rank), wiring, start)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         # Rank 0 has gone, and says itself why.
         pass
     # Not through the interpreter's end: threads of torch, Gloo and HCCL may be in the middle of an exchange that nobody answers.
@@ -150,7 +151,7 @@ def _run(channel: Connection, progress: Progress, wiring: Wiring, start: Start) 
         if isinstance(order, Connect):
             worker.connect(order)
             worker.serve()
-    except (EOFError, BrokenPipeError):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except StartError as error:
         channel.send(Failed(one_line(str(error)), error.exit_code))
