@@ -113,6 +113,11 @@ class Decoder:
             own = self._project(hidden.to(compute), head)
         return self._ranks.gather(own, self.part.vocabulary_sizes).to(torch.float32)
 
+    @property
+    def kernels(self) -> Kernels:
+        """The operations that it computes with."""
+        return self._kernels
+
     def attention(self, strategy: AttentionStrategy) -> Attention:
         """The operation by which a strategy is computed."""
         return self._strategies[strategy]

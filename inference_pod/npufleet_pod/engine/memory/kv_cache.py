@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from npufleet_kernels import kv_write, kv_write_int8
+from npufleet_kernels.dispatch import KvWrite, KvWriteInt8
 from npufleet_kernels.head_groups import HeadGroup
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
 from npufleet_pod.engine.memory.errors import LayoutError, MemoryStateError
@@ -38,12 +39,6 @@ class _Rows:
     def __post_init__(self, order: PageOrder) -> None:
         self.rows = _by_slot(self.whole, order)
         self.scales = None if self.scales is None else _by_slot(self.scales, order)
-
-    def write(self, slots: Tensor, new: Tensor) -> None:
-        if self.scales is None:
-            kv_write.reference(self.rows, slots, new)
-        else:
-            kv_write_int8.reference(self.rows, self.scales, slots, new)
 
     def read(self, place: Place) -> Tensor:
         return _at(self.rows, place)
@@ -73,7 +68,8 @@ class ZeroCopyKVCache:
     On a CPU the region is host memory aligned to 128 bytes, on huge pages where there are any (`huge_pages` says which); elsewhere it is
     one tensor of the device. A sequence on adjacent pages is read through a view; only a scattered one is gathered, unless the kernel
     takes block tables. `static_buffers` (name to bytes) are laid out in the same region, for what each step fills anew. The host tier is
-    attached later: pages end to end in memory that the caller has pinned where the device wants that. Used by one thread at a time.
+    attached later: pages end to end in memory that the caller has pinned where the device wants that. `write` and `write_int8` are the
+    device's operations. Used by one thread at a time.
     Raises LayoutError if a layer has fewer heads than are to be INT8, OutOfMemoryError if the host has too little.
     """
 
@@ -88,6 +84,8 @@ class ZeroCopyKVCache:
         order: PageOrder = PageOrder.HEAD_MAJOR,
         static_buffers: Mapping[str, int] | None = None,
         int8_heads: Sequence[int] | None = None,
+        write: KvWrite = kv_write.reference,
+        write_int8: KvWriteInt8 = kv_write_int8.reference,
     ) -> None:
         quantised = [0] * layers if int8_heads is None else list(int8_heads)
         if len(quantised) != layers or not all(0 <= count <= kv_heads for count in quantised):
@@ -101,6 +99,7 @@ class ZeroCopyKVCache:
         self.pool = AscendMemoryPool(capacity, static_buffers=static_buffers)
         self._bytes = self._take(capacity, device)
         self._parts = [(part, self._tensor(self.pool.allocate(part.size_bytes), part.shape, part.dtype)) for part in parts]
+        self._write, self._write_int8 = write, write_int8
         self._layers = [self._groups_of(layer) for layer in range(layers)]
         self._host: list[Tensor] | None = None
 
@@ -177,8 +176,11 @@ class ZeroCopyKVCache:
         first = 0
         for group in self._layers[layer]:
             heads = slice(first, first + group.kv_heads)
-            group.keys.write(slots, keys[:, heads])
-            group.values.write(slots, values[:, heads])
+            for side, new in ((group.keys, keys[:, heads]), (group.values, values[:, heads])):
+                if side.scales is None:
+                    self._write(side.rows, slots, new)
+                else:
+                    self._write_int8(side.rows, side.scales, slots, new)
             first = heads.stop
 
     def groups(self, layer: int, places: Sequence[Place]) -> list[HeadGroup]:
