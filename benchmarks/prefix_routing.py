@@ -116,9 +116,7 @@ class Npufleet:
             for n in range(replicas)
         ]
         self._numbers = {replica.pod_uid: number for number, replica in enumerate(self._replicas)}
-        self._balancers = [Balancer(clock) for _ in range(gateways)]
-        for balancer in self._balancers:
-            balancer.gateways = gateways
+        self._balancers = [Balancer(clock, lambda: gateways) for _ in range(gateways)]
         self.seconds = 0.0
 
     def pick(self, request: Request, replicas: Sequence[SimulatedReplica]) -> tuple[int, Lease | None]:

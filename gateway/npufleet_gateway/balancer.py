@@ -107,12 +107,11 @@ class Lease:
 
 
 class Balancer:
-    """Load, speed, failures and prefixes of each replica, by pod UID."""
+    """Load, speed, failures and prefixes of each replica, by pod UID. `gateways` is how many serve the pool, this one included."""
 
-    def __init__(self, clock: Callable[[], float], index: PrefixIndex | None = None) -> None:
+    def __init__(self, clock: Callable[[], float], gateways: Callable[[], int] = lambda: 1, index: PrefixIndex | None = None) -> None:
         self.clock = clock
-        self.gateways = 1
-        """Gateways that serve the pool, this one included."""
+        self._gateways = gateways
         self._index = index if index is not None else PrefixIndex()
         self._loads: dict[str, _Load] = {}
         self._typical: dict[ModelKey, Measured] = {}
@@ -218,7 +217,7 @@ class Balancer:
         if prompt.adapter:
             eligible = [number for number in eligible if _has_adapter(loads[number], prompt.adapter)] or eligible
         supposed, supposed_tokens = -1, 0
-        if self.gateways > 1 and shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared:
+        if shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared and self._gateways() > 1:
             supposed = max(eligible, key=lambda number: weight(prompt.hashes[shared], candidates[number].pod_uid))
             supposed_tokens = prompt.tokens
         typical = self.typical(candidates[0].model_key).speeds

@@ -61,12 +61,12 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.view = ClusterView(settings.pool)
-        self.balancer = Balancer(clock)
+        self.fellows = FellowStore(settings.pool, settings.name)
+        self.balancer = Balancer(clock, lambda: self.fellows.gateways)
         self.metrics = Metrics(self._samples)
         self.accounting = Accounting(clock, settings.window_seconds, time.time, self.metrics.missed)
         self.collector = Collector(self.view, self.metrics, settings, clock, self.balancer.reported)
         self.pool = PoolStore(settings.pool)
-        self.fellows = FellowStore(settings.pool, settings.name)
         self.keys = KeyRing(settings.keys_dir)
         self.admission = Admission(clock, settings, self._slots, lambda: self.pool.classes)
         self.holder = Holder(self.view, settings)
@@ -200,7 +200,6 @@ class Gateway:
         self.balancer.retain(uids, keys)
         self.admission.retain(keys)
         self._estimates = {uid: estimate for uid, estimate in self._estimates.items() if uid in uids}
-        self.balancer.gateways = self.fellows.gateways
 
     def _slots(self, key: ModelKey) -> int:
         """This gateway's share of the requests that a model's ready replicas take at once."""

@@ -271,9 +271,7 @@ def test_a_session_stays_where_it_is_as_long_as_that_replica_is_ready_and_not_ov
 
 def test_gateways_agree_on_a_sessions_and_on_an_unknown_conversations_home() -> None:
     among = replicas(8)
-    gateways = [Balancer(Clock()) for _ in range(4)]
-    for gateway in gateways:
-        gateway.gateways = 4
+    gateways = [Balancer(Clock(), lambda: 4) for _ in range(4)]
     for n in range(20):
         assert len({where(gateway, among, text("x", f"s{n}")) for gateway in gateways}) == 1
         assert len({where(gateway, among, text(f"{n:04d}" * 2000)) for gateway in gateways}) == 1
@@ -281,8 +279,7 @@ def test_gateways_agree_on_a_sessions_and_on_an_unknown_conversations_home() -> 
 
 def test_what_many_conversations_begin_with_is_nobodys_home() -> None:
     among = replicas(8)
-    gateway = Balancer(Clock())
-    gateway.gateways = 2
+    gateway = Balancer(Clock(), lambda: 2)
     system = "s" * 2048
     for n in range(SHARED_CHILDREN):
         where(gateway, among, text(system + f"{n:04d}" * 1000))
@@ -321,8 +318,7 @@ prompts = st.builds(
 @given(st.integers(2, 6), st.integers(1, 3), st.lists(st.tuples(prompts, st.integers(0, 9), st.integers(0, 5)), max_size=50))
 def test_whatever_comes_the_picked_is_a_candidate_within_its_bound(count: int, gateways: int, moves: list[tuple[Prompt, int, int]]) -> None:
     clock = Clock()
-    balancer = Balancer(clock)
-    balancer.gateways = gateways
+    balancer = Balancer(clock, lambda: gateways)
     among = replicas(count)
     running: list[Lease] = []
     for prompt, move, excluded in moves:
