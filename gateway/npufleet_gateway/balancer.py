@@ -11,7 +11,7 @@ hash, and counts it as held there. The beginning meant is the shortest that is n
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from npufleet_gateway.affinity import load_bound, weight
@@ -24,6 +24,10 @@ from npufleet_gateway.routing import ModelKey, Replica
 BALANCE = 1.25
 """1 + epsilon of the bounded loads: the value that Mirrokni et al. tell of Vimeo's load balancer."""
 MAX_SESSIONS = 65_536
+TRAIL = 64
+TRAIL_SECONDS = 0.25
+LONGEST_BLIND_SECONDS = 60.0
+"""A prompt whose first token is not seen is taken to be computed after this at the latest."""
 
 
 class Measured:
@@ -42,7 +46,7 @@ class Measured:
 
 
 class _Load:
-    __slots__ = ("breaker", "computed", "figures", "foreign", "last_pick", "measured", "outstanding", "prefill_tokens")
+    __slots__ = ("blind", "breaker", "computed", "figures", "foreign", "last_pick", "measured", "outstanding", "prefill_tokens", "trail")
 
     def __init__(self) -> None:
         self.outstanding = 0
@@ -54,8 +58,28 @@ class _Load:
         self.breaker = Breaker()
         self.figures: ReplicaFigures | None = None
         self.foreign = 0
-        """Requests that the last report shows beyond what this gateway had outstanding: other gateways'."""
+        """Requests that the last report shows beyond what this gateway can have had there when it was made: other gateways'."""
+        self.trail: deque[tuple[float, int]] = deque(maxlen=TRAIL)
+        """The most that was outstanding, in steps of TRAIL_SECONDS: a report's figures are a little older than it."""
+        self.blind: deque[tuple[float, Lease]] = deque()
+        """Requests whose first token is not seen, with the time at which their prompt should be computed."""
         self.measured = Measured()
+
+    def note(self, now: float) -> None:
+        """What is outstanding has changed."""
+        if not self.trail or now - self.trail[-1][0] >= TRAIL_SECONDS:
+            self.trail.append((now, self.outstanding))
+        elif self.outstanding > self.trail[-1][1]:
+            self.trail[-1] = (self.trail[-1][0], self.outstanding)
+
+    def outstanding_at(self, time: float) -> int:
+        """The most that was outstanding around `time`."""
+        after = self.outstanding
+        for at, outstanding in reversed(self.trail):
+            if at <= time:
+                return max(after, outstanding)
+            after = outstanding
+        return after
 
 
 class Lease:
@@ -74,6 +98,7 @@ class Lease:
         self.new_tokens = new_tokens
         """Prompt tokens that the replica is not thought to hold."""
         load.outstanding += 1
+        load.note(self._started)
         load.prefill_tokens += new_tokens
         load.breaker.probing = load.breaker.probing or self._probe
 
@@ -82,28 +107,34 @@ class Lease:
         load = self._load
         if load is None or not self._prefilling:
             return
-        self._computed(load)
+        self.computed()
         seconds = self._balancer.clock() - self._started
         for measured in (load.measured, self._balancer.typical(self.replica.model_key)):
             measured.prefill.observe(seconds, self._ahead)
 
     def release(self, tpot_ms: float | None = None) -> None:
         """The request has ended, however it ended. Harmless when repeated."""
+        self.computed()
         load, self._load = self._load, None
         if load is None:
             return
-        self._computed(load)
         load.outstanding -= 1
+        load.note(self._balancer.clock())
         if self._probe:
             load.breaker.probing = False
         if tpot_ms is not None:
             for measured in (load.measured, self._balancer.typical(self.replica.model_key)):
                 measured.tpot.observe(tpot_ms / 1000, 1)
 
-    def _computed(self, load: _Load) -> None:
-        if self._prefilling:
+    def computed(self) -> None:
+        """The prompt is computed, or taken to be: it is no longer ahead of others."""
+        if self._prefilling and self._load is not None:
             self._prefilling = False
-            load.prefill_tokens -= self.new_tokens
+            self._load.prefill_tokens -= self.new_tokens
+
+    def expected(self, prefill_seconds_per_token: float) -> float:
+        """When the prompt should be computed, by what was ahead of it."""
+        return self._started + min(LONGEST_BLIND_SECONDS, self._ahead * prefill_seconds_per_token)
 
 
 class Balancer:
@@ -128,10 +159,16 @@ class Balancer:
             return None
         now = self.clock()
         loads = [self._load(replica) for replica in candidates]
+        for load in loads:
+            while load.blind and load.blind[0][0] <= now:
+                load.blind.popleft()[1].computed()
         depths, shared = self._depths(candidates, loads, prompt)
         number = self._choose(candidates, loads, prompt, depths, shared, now) if len(candidates) > 1 else 0
         replica, load = candidates[number], loads[number]
         lease = Lease(self, load, replica, prompt.tokens - prompt.tokens_to(depths.get(replica.pod_uid, 0)))
+        if not prompt.streams:
+            prefill, _ = known_speeds((load.measured.speeds, self.typical(replica.model_key).speeds))
+            load.blind.append((lease.expected(prefill), lease))
         self._picks += 1
         load.last_pick = self._picks
         load.computed += lease.new_tokens
@@ -164,7 +201,7 @@ class Balancer:
         if load is None:
             load = self._loads[pod_uid] = _Load()
         load.figures = figures
-        load.foreign = max(0, figures.running + figures.waiting - load.outstanding)
+        load.foreign = max(0, figures.running + figures.waiting - load.outstanding_at(figures.time))
 
     def outstanding(self, pod_uid: str) -> int:
         """Requests that are running on a replica through this gateway."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 MAX_PREFIXES = 131_072
-"""About 35 MB. At 25 hashes a prompt, the latest five thousand different prompts."""
+"""About 50 MB. At 25 hashes a prompt, the latest five thousand different prompts."""
 SHARED_CHILDREN = 8
 """A prefix with so many different continuations is common to conversations (a system prompt, few-shot examples), not one conversation's."""
 MAX_HOLDERS = 8

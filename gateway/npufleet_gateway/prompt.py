@@ -19,6 +19,8 @@ class Prompt:
     hashes: tuple[int, ...] = ()
     session: int | None = None
     adapter: str = ""
+    streams: bool = True
+    """Whether its first token will be seen."""
 
     def tokens_to(self, depth: int) -> int:
         """Tokens before the cut of the hash number `depth`, counted from 1; 0 for depth 0."""
@@ -36,6 +38,7 @@ class Prompt:
         adapter: str = "",
         session: str = "",
         body_bytes: int = 0,
+        streams: bool = True,
     ) -> Prompt:
         """The prompt of a request for `model` (namespace/name), from the fields of its body as a JSON parser gives them.
 
@@ -48,6 +51,7 @@ class Prompt:
             hashes=prefix_hashes(PrefixScope(model, adapter, salt), data),
             session=key_of(model, session) if session else None,
             adapter=adapter,
+            streams=streams,
         )
 
 

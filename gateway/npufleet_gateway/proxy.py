@@ -156,6 +156,7 @@ def read_prompt(head: RequestHead, headers: Headers, route: ModelRoute, body_byt
         adapter=adapter_of(head.model, route),
         session=session,
         body_bytes=body_bytes,
+        streams=head.stream is True,
     )
 
 

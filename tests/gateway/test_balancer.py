@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npufleet_gateway.affinity import home
 from npufleet_gateway.balancer import BALANCE, Balancer, Lease
 from npufleet_gateway.breaker import DRAINING_SECONDS, FIRST_OPEN_SECONDS, LONGEST_OPEN_SECONDS, BreakerState
-from npufleet_gateway.prediction import REPORT_TRUST_SECONDS, ReplicaFigures
+from npufleet_gateway.prediction import DEFAULT_PREFILL_SECONDS_PER_TOKEN, REPORT_TRUST_SECONDS, ReplicaFigures
 from npufleet_gateway.prefix_index import SHARED_CHILDREN
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import Replica, ReplicaState
@@ -218,6 +218,37 @@ def test_what_a_report_shows_of_our_own_requests_is_not_counted_twice() -> None:
             send(balancer, [replica])
     balancer.reported(among[0].pod_uid, ReplicaFigures(clock.now, running=3))
     assert [where(balancer, among).pod_name for _ in range(4)] == ["r0", "r1", "r0", "r1"]
+
+
+def test_requests_of_ours_that_ended_since_the_report_was_made_are_not_taken_for_others() -> None:
+    clock = Clock()
+    balancer = Balancer(clock)
+    among = busy, _ = replicas(2)
+    leases = [send(balancer, [busy]) for _ in range(5)]
+    made = clock.now
+    clock.now += 2
+    for lease in leases:
+        lease.release()
+    clock.now += 1
+    balancer.reported(busy.pod_uid, ReplicaFigures(made, running=5))
+    assert {where(balancer, among).pod_name for _ in range(4)} == {"r0", "r1"}
+    balancer.reported(busy.pod_uid, ReplicaFigures(clock.now, running=5))
+    assert {where(balancer, among).pod_name for _ in range(4)} == {"r1"}
+
+
+def test_a_prompt_whose_first_token_is_not_seen_is_ahead_of_others_only_as_long_as_it_should_take() -> None:
+    clock = Clock()
+    balancer = Balancer(clock)
+    among = replicas(2)
+    whole = balancer.acquire([among[0]], (), Prompt.read("x/chat", prompt="a" * 40_000, streams=False))
+    assert whole is not None
+    send(balancer, [among[1]], text("b" * 400))
+    assert where(balancer, among, text("c" * 4000)) is among[1]
+    clock.now += 10_000 * DEFAULT_PREFILL_SECONDS_PER_TOKEN
+    balancer.acquire([], ())
+    assert {where(balancer, among, text(letter * 4000)) for letter in "def"} == {among[0]}
+    whole.release()
+    assert balancer.outstanding(among[0].pod_uid) == 0
 
 
 def test_a_replica_without_room_for_kv_is_left_alone_while_the_report_says_so() -> None:
