@@ -224,7 +224,9 @@ def test_every_setting_of_the_operator_is_set_by_the_chart(render: Callable[...,
 def test_the_gateway_only_reads(render: Callable[..., list[Object]]) -> None:
     rights = grants(one(render(), "ClusterRole", "gateway")["rules"])
     assert rights == {
-        (group, resource, verb) for group, resource in ((GROUP, MODEL_PLURAL), ("", "pods")) for verb in ("get", "list", "watch")
+        (group, resource, verb)
+        for group, resource in ((GROUP, MODEL_PLURAL), (GROUP, POOL_PLURAL), ("", "pods"))
+        for verb in ("get", "list", "watch")
     }
 
 
