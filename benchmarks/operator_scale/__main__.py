@@ -130,7 +130,7 @@ class Run:
         """The operator, as its container would run it."""
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         command = [str(Path(sys.executable).parent / "npufleet-operator"), "run", "--namespace", SYSTEM]
-        command += ["--control-image", "pretend/control-plane:1", "--port", str(OPERATOR_PORT), "--log-level", "warning"]
+        command += ["--control-image", "pretend/control-plane:1", "--port", str(OPERATOR_PORT), "--log-level", "info"]
         with log.open("wb") as file:
             return await asyncio.create_subprocess_exec(*command, env=environment, stdout=file, stderr=file)
 

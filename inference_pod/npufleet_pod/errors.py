@@ -112,6 +112,10 @@ class GrammarError(GenerationError):
     """An answer cannot go on under its grammar."""
 
 
+class HandedBackError(GenerationError):
+    """A request that waited on a draining replica was not begun. Nothing was done: it can be sent elsewhere."""
+
+
 class DrainDeadlineError(GenerationError):
     """A generation was ended since the replica's drain ran out of time."""
 

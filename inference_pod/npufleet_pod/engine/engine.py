@@ -210,6 +210,19 @@ class Engine:
         for submitted, request_id in ended:
             submitted.generation.deliver(submitted.index, request_id, GenerationFailed(error))
 
+    def hand_back(self, error: GenerationError) -> None:
+        """End every request of which nothing was computed with `error`; requests that were submitted together only if none of them has
+        begun. Called on the event loop.
+        """
+        with self._condition:
+            begun = {id(one.generation) for one in self._submitted.values() if one.active.times.scheduled is not None}
+            waiting = [(one, request_id) for request_id, one in self._submitted.items() if id(one.generation) not in begun]
+            for _, request_id in waiting:
+                self._drop(request_id, FinishReason.ABORT)
+            self._condition.notify_all()
+        for one, request_id in waiting:
+            one.generation.deliver(one.index, request_id, GenerationFailed(error))
+
     def fail(self, error: Exception) -> None:
         """Give up at once: every request gets an error, and `wait_ended` raises `error`, whether or not the threads come back."""
         self._tell(self._set_ended, error)

@@ -14,6 +14,7 @@ from npufleet_pod.errors import (
     DrainDeadlineError,
     GenerationError,
     GrammarError,
+    HandedBackError,
     InvalidRequestError,
     ModelNotFoundError,
     NotReadyError,
@@ -51,6 +52,7 @@ _KINDS: tuple[tuple[type[RequestError], int, str, str | None], ...] = (
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (NotReadyError, 503, "service_unavailable_error", "not_ready"),
+    (HandedBackError, 503, "service_unavailable_error", "draining"),
     (DrainDeadlineError, 503, "service_unavailable_error", "drain_deadline"),
     (GrammarError, 400, "invalid_request_error", "grammar_error"),
     (GenerationError, 500, "server_error", "engine_error"),
@@ -61,7 +63,7 @@ def answer_for(error: RequestError) -> ErrorAnswer:
     """The answer to a request that is not served."""
     status, kind, code = next((status, kind, code) for cls, status, kind, code in _KINDS if isinstance(error, cls))
     headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
-    if isinstance(error, NotReadyError) and error.draining:
+    if isinstance(error, HandedBackError) or (isinstance(error, NotReadyError) and error.draining):
         headers[DRAINING_HEADER] = "true"
         code = "draining"
     return ErrorAnswer(status, error.message, kind, error.param, code, headers)

@@ -15,17 +15,22 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Admits requests, counts them until their last byte is sent, and ends them when a drain's time is over."""
+    """Admits requests, counts them until their last byte is sent, and ends them when a drain's time is over.
 
-    def __init__(self, snapshot: Callable[[], EngineSnapshot], end_all: Callable[[], None]) -> None:
-        """snapshot: the engine's load. end_all: gives every request up; called at a drain's deadline."""
+    Half of that time is for what waits: what has not begun by then could be cut off in the middle, and is handed back to be sent elsewhere.
+    """
+
+    def __init__(self, snapshot: Callable[[], EngineSnapshot], hand_back: Callable[[], None], end_all: Callable[[], None]) -> None:
+        """snapshot: the engine's load. hand_back: ends every request that has not begun; called in the middle of a drain.
+        end_all: gives every request up; called at a drain's deadline."""
         self._snapshot = snapshot
+        self._hand_back = hand_back
         self._end_all = end_all
         self._loaded = False
         self._terminating = False
         self._in_flight = 0
         self._deadline: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
         self._changed = asyncio.Event()
 
     @property
@@ -80,12 +85,15 @@ class Lifecycle:
         self._notify()
 
     def drain(self, deadline_seconds: float, reason: str = "") -> None:
-        """Refuse new work, and end what still runs after `deadline_seconds`. Of several deadlines the earliest holds."""
-        deadline = self._now() + deadline_seconds
+        """Refuse new work, hand back what has not begun after half of `deadline_seconds`, and end what still runs after all of them.
+        Of several deadlines the earliest holds."""
+        now = self._now()
+        deadline = now + deadline_seconds
         if self._deadline is None or deadline < self._deadline:
-            self._stop_timer()
+            self._stop_timers()
             self._deadline = deadline
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._end_all)
+            loop = asyncio.get_running_loop()
+            self._timers = [loop.call_at(now + deadline_seconds / 2, self._hand_back), loop.call_at(deadline, self._give_up)]
             logger.info("drain", extra={"deadline_seconds": deadline_seconds, "reason": reason})
         self._notify()
 
@@ -93,7 +101,7 @@ class Lifecycle:
         """Take work again; False if the process is about to end."""
         if self._terminating:
             return False
-        self._stop_timer()
+        self._stop_timers()
         self._deadline = None
         self._notify()
         return True
@@ -105,8 +113,8 @@ class Lifecycle:
             await self._changed.wait()
 
     def close(self) -> None:
-        """Stop the drain's timer."""
-        self._stop_timer()
+        """Stop the drain's timers."""
+        self._stop_timers()
 
     @property
     def _busy(self) -> bool:
@@ -118,7 +126,12 @@ class Lifecycle:
     def _notify(self) -> None:
         self._changed.set()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _give_up(self) -> None:
+        # The drain may have been too short for the other timer to ring first.
+        self._hand_back()
+        self._end_all()
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []

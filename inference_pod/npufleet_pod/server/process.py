@@ -20,7 +20,7 @@ from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.model_files import ModelFiles
-from npufleet_pod.errors import DrainDeadlineError, StartError
+from npufleet_pod.errors import DrainDeadlineError, HandedBackError, StartError
 from npufleet_pod.server.admin import create_admin_app
 from npufleet_pod.server.chat_template import ChatTemplate
 from npufleet_pod.server.grammars import GrammarCompiler
@@ -68,7 +68,10 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
     def end_all() -> None:
         engine.abort_all(DrainDeadlineError("the replica's drain ran out of time: send the request again"))
 
-    lifecycle = Lifecycle(engine.snapshot, end_all)
+    def hand_back() -> None:
+        engine.hand_back(HandedBackError("this replica is draining and has not begun the request: send it to another one"))
+
+    lifecycle = Lifecycle(engine.snapshot, hand_back, end_all)
     metrics.watch(engine.snapshot, lambda: lifecycle.state, engine.stall_ratio)
     replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
     grammars = GrammarCompiler(files.tokenizer, files.config.vocab_size, files.config.eos_token_ids)

@@ -36,6 +36,7 @@ class SimulatedCluster:
         labels = {**scenario.pool.npus.node_selector, CHIP_LABEL: scenario.models[0].roofline.device.name}
         npus = {resource: scenario.npus_per_node}
         self.resource = resource
+        self._drain_seconds = scenario.pool.rebalancing.drain_seconds
         self.nodes = {
             name: NodeView(name, labels, ready=True, schedulable=True, capacity=npus, allocatable=npus)
             for name in (f"node-{i}" for i in range(scenario.nodes))
@@ -76,6 +77,13 @@ class SimulatedCluster:
         self._gateway.unready((pod.namespace, pod.owner_name), uid)
         if uid in self.replicas:
             self.replicas[uid].draining = True
+            self._clock.after(self._drain_seconds / 2, partial(self._hand_back, uid, since))
+
+    def _hand_back(self, uid: str, since: datetime) -> None:
+        """As the engine does in the middle of its drain."""
+        pod = self.pods.get(uid)
+        if pod is not None and pod.drain_started == since and uid in self.replicas:
+            self.replicas[uid].hand_back()
 
     def cancel_drain(self, uid: str) -> None:
         """A draining replica takes work again."""

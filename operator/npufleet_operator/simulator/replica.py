@@ -133,6 +133,19 @@ class Replica:
             self._cut(self._burst)
         return True
 
+    def hand_back(self) -> None:
+        """What waits goes elsewhere, as far as the replica drains; what has begun goes on."""
+        if not self.draining or self.dead:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for request in waiting:
+            if request.retry is None:
+                self._waiting.append(request)
+            else:
+                request.retry(request)
+        if not self.outstanding:
+            self._idle()
+
     def stop(self) -> None:
         """The process ends: what waits for its first token goes elsewhere, streams that have begun are interrupted."""
         self._settle()

@@ -123,6 +123,19 @@ def test_a_draining_replica_finishes_what_it_has_and_takes_nothing_new() -> None
     assert [outcome for _, _, outcome in clients.ends] == [Outcome.OK]
 
 
+def test_what_waits_on_a_draining_replica_can_be_handed_back() -> None:
+    clients = Clients(ReplicaLimits(max_sequences=1, max_batched_tokens=2048, max_queued=9, chunked_prefill=True))
+    streaming, waiting = clients.send(10, 1000), clients.send(10, 10)
+    clients.clock.run(1)
+    clients.replica.hand_back()
+    assert clients.retried == []
+    clients.replica.draining = True
+    clients.replica.hand_back()
+    assert clients.retried == [waiting]
+    clients.clock.run(1000)
+    assert [(request, outcome) for _, request, outcome in clients.ends] == [(streaming, Outcome.OK)]
+
+
 def test_a_replica_that_stops_interrupts_streams_and_hands_back_what_waits() -> None:
     clients = Clients(ReplicaLimits(max_sequences=1, max_batched_tokens=2048, max_queued=9, chunked_prefill=True))
     streaming, waiting = clients.send(10, 1000), clients.send(10, 10)

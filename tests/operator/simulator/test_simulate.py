@@ -36,7 +36,7 @@ def test_a_seed_gives_the_same_figures_again_and_another_seed_others(scenario: S
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "oracle"])
-@pytest.mark.parametrize("clients", [1, 60, 300])
+@pytest.mark.parametrize("clients", [1, 60, 700])
 def test_every_request_ends_once_and_none_is_lost(scenario: Scenario, policy: str, clients: int) -> None:
     result = simulate(scenario, ClosedLoop(clients), policy, MINUTES, seed=1)
     assert result.requests >= clients

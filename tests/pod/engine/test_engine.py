@@ -18,6 +18,7 @@ from npufleet_pod.engine.step import Step
 from npufleet_pod.errors import (
     DrainDeadlineError,
     GenerationError,
+    HandedBackError,
     InvalidRequestError,
     LoadCancelledError,
     ModelError,
@@ -151,6 +152,20 @@ async def test_abort_all_ends_every_request_with_the_error(tiny_model: Path) -> 
         for generation in generations:
             with pytest.raises(DrainDeadlineError, match="time is over"):
                 await collect(generation)
+        await settled(engine)
+
+
+async def test_what_has_not_begun_is_handed_back_and_what_has_goes_on(tiny_model: Path) -> None:
+    async with local_engine(tiny_model, max_num_sequences=1) as engine:
+        running = engine.submit([request("0", [5], 20)])
+        await running.next()
+        waiting = [engine.submit([request(f"{i}{j}", [5], 2000) for j in range(i)]) for i in (1, 2)]
+        engine.hand_back(HandedBackError("send it elsewhere"))
+        for generation in waiting:
+            with pytest.raises(HandedBackError, match="send it elsewhere"):
+                await collect(generation)
+        await collect(running)
+        engine.hand_back(HandedBackError("nothing is left"))
         await settled(engine)
 
 

@@ -111,7 +111,9 @@ def test_drain_cancel_drain_and_sigterm_lose_nothing(own_pod: Callable[..., PodP
     assert pod.stderr == ""
 
 
-def test_at_the_deadline_running_and_waiting_requests_end_with_an_error(narrow_pod: PodProcess, pool: ThreadPoolExecutor) -> None:
+def test_at_the_deadline_what_runs_ends_with_an_error_and_what_waits_is_handed_back(
+    narrow_pod: PodProcess, pool: ThreadPoolExecutor
+) -> None:
     pod = narrow_pod
     [running] = begin(pod, pool, ENDLESS)
     assert running.started.wait(60)
@@ -122,7 +124,7 @@ def test_at_the_deadline_running_and_waiting_requests_end_with_an_error(narrow_p
     assert status == 200
     assert json.loads(data[-1])["error"]["code"] == "drain_deadline"
     assert whole.result().status_code == 503
-    assert whole.result().json()["error"]["code"] == "drain_deadline"
+    assert whole.result().json()["error"]["code"] in ("draining", "drain_deadline")  # the newcomer may have begun, and the other waits
     pod.wait(lambda: pod.state() == {"state": "Idle", "running": 0, "waiting": 0, "drain_deadline_seconds": 0}, "idle")
     assert pod.http.post(f"{pod.admin_url}/drain/cancel").json()["state"] == "Ready"
     assert begin(pod, pool, LONG)[0].tokens() == 400

@@ -14,6 +14,14 @@ from npufleet_pod.server.lifecycle import Lifecycle
 class Load:
     def __init__(self) -> None:
         self.running, self.waiting, self.ended = 0, 0, asyncio.Event()
+        self.order: list[str] = []
+
+    def hand_back(self) -> None:
+        self.order.append("handed back")
+
+    def end_all(self) -> None:
+        self.order.append("ended")
+        self.ended.set()
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(self.running, self.waiting, 0.0)
@@ -26,7 +34,7 @@ async def load() -> Load:
 
 @pytest.fixture
 def lifecycle(load: Load) -> Iterator[Lifecycle]:
-    one = Lifecycle(load.snapshot, load.ended.set)
+    one = Lifecycle(load.snapshot, load.hand_back, load.end_all)
     yield one
     one.close()
 
@@ -70,6 +78,23 @@ async def test_of_several_deadlines_the_earliest_holds(lifecycle: Lifecycle, loa
         lifecycle.drain(3600)
         await load.ended.wait()
         assert lifecycle.admin_state().drain_deadline_seconds == 0
+
+
+async def test_what_waits_is_handed_back_before_what_runs_is_given_up(lifecycle: Lifecycle, load: Load) -> None:
+    lifecycle.loaded()
+    with lifecycle.admit():
+        lifecycle.drain(0.2)
+        await load.ended.wait()
+    assert load.order == ["handed back", "handed back", "ended"]
+
+
+async def test_a_drain_without_time_hands_back_what_waits_before_it_gives_up_what_runs(lifecycle: Lifecycle, load: Load) -> None:
+    lifecycle.loaded()
+    with lifecycle.admit():
+        lifecycle.drain(0)
+        await load.ended.wait()
+    assert load.order[0] == "handed back"
+    assert load.order[-1] == "ended"
 
 
 async def test_a_cancelled_drain_takes_work_again_and_ends_nothing(lifecycle: Lifecycle, load: Load) -> None:
