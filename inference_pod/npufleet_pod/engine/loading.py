@@ -13,7 +13,7 @@ from npufleet_api.settings import EngineSettings
 from npufleet_pod.calibration import calibrated_for, check_calibration
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.group import RankGroup
-from npufleet_pod.engine.distributed.leading import attach_group, connect_group, group_limits, start_group
+from npufleet_pod.engine.distributed.leading import attach_group, connect_group, group_limits, start_group, take_group_caches
 from npufleet_pod.engine.engine import LoadedEngine, NoRanks
 from npufleet_pod.engine.fusion import DynamicFusionManager
 from npufleet_pod.engine.limits import check_weights_fit, memory_limits
@@ -66,6 +66,8 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
     collective = None if group is None else SmartAllReduce(0, group.ranks, group.progress, group.wiring, device)
     going = keep_going if group is None else group.watched(keep_going)
     decoder = load_part(files.config, files.path, files.precision, device, collective or ALONE, going)
+    if group is not None and collective is not None:
+        connect_group(group, collective, keep_going)
     try:
         step_bytes = largest_step_bytes(settings, files, decoder, device, fusion)
         if group is None:
@@ -74,8 +76,8 @@ def _load(settings: EngineSettings, files: ModelFiles, keep_going: Callable[[], 
             limits = group_limits(settings, files, group, device.free_memory_bytes, step_bytes, keep_going)
         cache = take_cache(decoder, limits.layout, device)
         page_bytes = [cache.page_bytes]
-        if group is not None and collective is not None:
-            page_bytes += connect_group(group, collective, limits.layout, keep_going)
+        if group is not None:
+            page_bytes += take_group_caches(group, limits.layout, keep_going)
         runner = ModelRunner(Rank(decoder, cache, device), fusion, group)
         warm_up(runner, limits)
 

@@ -15,7 +15,7 @@ from npufleet_api.pool import Device
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.leading import group_limits
-from npufleet_pod.engine.distributed.messages import Loaded
+from npufleet_pod.engine.distributed.messages import Connected
 from npufleet_pod.engine.limits import check_weights_fit, memory_limits
 from npufleet_pod.engine.model_files import compute_dtype, inspect_model
 from npufleet_pod.errors import DeviceError
@@ -143,15 +143,15 @@ def test_each_rank_opens_an_npu_of_its_own_and_too_few_are_told(tiny_model: Path
         open_device(settings(tiny_model, device="NPU", tensor_parallel=4), rank=1)
 
 
-class LoadedGroup:
-    """A group of two ranks of which rank 1 has loaded."""
+class ConnectedGroup:
+    """A group of two ranks that are connected."""
 
     ranks = 2
 
     def __init__(self, free_memory_bytes: int) -> None:
-        self._report = Loaded(free_memory_bytes)
+        self._report = Connected(free_memory_bytes)
 
-    def collect(self, kind: type[Loaded], keep_going: Callable[[], bool]) -> dict[int, Loaded]:
+    def collect(self, kind: type[Connected], keep_going: Callable[[], bool]) -> dict[int, Connected]:
         return {1: self._report}
 
 
@@ -160,7 +160,7 @@ def test_ranks_hold_what_the_fullest_npu_or_the_memory_that_they_share_allows(ti
     page_bytes = 2 * 2 * 16 * 4 * 128
     fields: dict[str, Any] = {"tensor_parallel": 2, "block_size": 64, "dtype": "Float32"}
     files = inspect_model(settings(tiny_model, **fields))
-    group: Any = LoadedGroup(free_for(10.5 * page_bytes))
+    group: Any = ConnectedGroup(free_for(10.5 * page_bytes))
     on_npus = settings(tiny_model, device="NPU", **fields)
     assert group_limits(on_npus, files, group, lambda: 1000 * MIB, 0, lambda: True).kv_blocks == 10 * 2
     assert group_limits(on_npus, files, group, lambda: free_for(7.5 * page_bytes), 0, lambda: True).kv_blocks == 7 * 2

@@ -54,6 +54,7 @@ class SmartAllReduce:
         self._rank = rank
         self._progress = progress
         self._backend = device.collective_backend
+        self._device = device.torch_device
         self._selector = CommunicationSelector(Topology.of(size, device.torch_device.type, os.environ))
         self._shared = SharedExchange(rank, size, wiring, progress.given_up) if self._selector.topology.host_memory else None
 
@@ -72,6 +73,8 @@ class SmartAllReduce:
             )
         except (RuntimeError, ValueError) as error:
             raise DeviceError(f"{self._backend}: the {self.size} ranks cannot be connected: {error}") from error
+        # HCCL connects, and takes its buffers, with the first exchange.
+        self.all_reduce(torch.zeros(1, device=self._device))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Collective; written over `tensor`. Raises ExchangeError."""

@@ -26,12 +26,18 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Join the others, and take KV memory of this layout. Answered by Connected.
+    """Join the others. Answered by Connected.
 
     store_port: of the loopback, where they find each other; None: they share memory.
     """
 
     store_port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCache:
+    """Take KV memory of this layout. Answered by CacheTaken."""
+
     layout: CacheLayout
 
 
@@ -76,19 +82,24 @@ class Close:
     """The last message to a rank: end."""
 
 
-Order = Start | Connect | AttachHost | Prepare | Compute | Score | Close
+Order = Start | Connect | TakeCache | AttachHost | Prepare | Compute | Score | Close
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The rank's weights are on its device, which has so much memory left."""
+    """The rank's weights are on its device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The rank has exchanged something with the others; its device has so much memory left."""
 
     free_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """The rank is joined with the others; a page of its KV takes so much."""
+class CacheTaken:
+    """The rank can hold KV; a page of its part takes so much."""
 
     page_bytes: int
 
@@ -108,4 +119,4 @@ class Failed:
     exit_code: int | None
 
 
-Report = Loaded | Connected | Done | Failed
+Report = Loaded | Connected | CacheTaken | Done | Failed

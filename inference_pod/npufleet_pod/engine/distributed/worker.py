@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.messages import (
     AttachHost,
+    CacheTaken,
     Close,
     Compute,
     Connect,
@@ -25,6 +26,7 @@ from npufleet_pod.engine.distributed.messages import (
     Prepare,
     Score,
     Start,
+    TakeCache,
 )
 from npufleet_pod.engine.distributed.process import EXIT_SECONDS
 from npufleet_pod.engine.distributed.progress import Progress
@@ -63,24 +65,29 @@ class Worker:
         self._decoder = load_part(start.config, start.path, start.precision, self._device, self._collective, self._keep_going, start.rank)
         self._prepared: dict[int, tuple[Prepare, PreparedStep]] = {}
         self._hidden: Tensor | None = None
-        channel.send(Loaded(self._device.free_memory_bytes()))
+        channel.send(Loaded())
 
     def connect(self, order: Connect) -> None:
-        """Join the others, and take the memory for KV. Raises DeviceError."""
+        """Join the others. Raises DeviceError."""
         from npufleet_pod.engine.distributed.collective import join_store
-        from npufleet_pod.engine.rank import Rank
-        from npufleet_pod.engine.rank_loading import take_cache
 
         settings = self._start.settings
         if order.store_port is not None:
             store = join_store(order.store_port, settings.tensor_parallel, settings.rank_timeout_seconds)
             self._collective.connect(store, settings.rank_timeout_seconds)
+        self._channel.send(Connected(self._device.free_memory_bytes()))
+
+    def take_cache(self, order: TakeCache) -> None:
+        """Take the memory for KV. Raises DeviceError."""
+        from npufleet_pod.engine.rank import Rank
+        from npufleet_pod.engine.rank_loading import take_cache
+
         try:
             cache = take_cache(self._decoder, order.layout, self._device)
         except EngineMemoryError as error:
             raise DeviceError(str(error)) from error
         self._rank = Rank(self._decoder, cache, self._device)
-        self._channel.send(Connected(cache.page_bytes))
+        self._channel.send(CacheTaken(cache.page_bytes))
 
     def serve(self) -> None:
         """Obey until rank 0 says that it is over."""
@@ -92,6 +99,10 @@ class Worker:
 
     def _obey(self, order: Order) -> None:
         match order:
+            case Connect():
+                self.connect(order)
+            case TakeCache():
+                self.take_cache(order)
             case AttachHost(size_bytes, slot_bytes, offset):
                 self._rank.cache.attach_host(SharedRegion(self._host, size_bytes).buffer, slot_bytes, offset)
             case Prepare(number, step):
@@ -147,10 +158,7 @@ def _run(channel: Connection, progress: Progress, wiring: Wiring, start: Start) 
     configure_logging(logging.getLevelName(start.log_level), rank=start.rank)
     try:
         worker = Worker(channel, progress, wiring, start)
-        order = channel.recv()
-        if isinstance(order, Connect):
-            worker.connect(order)
-            worker.serve()
+        worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except StartError as error:
