@@ -42,10 +42,10 @@ class Prompt:
     ) -> Prompt:
         """The prompt of a request for `model` (namespace/name), from the fields of its body as a JSON parser gives them.
 
-        `body_bytes` is the length of the whole body: what is known of a prompt that is longer than what is hashed.
+        `body_bytes` is the length of the whole body: what is known of a prompt that is longer than what is hashed, or that was not read.
         """
         data = prompt_bytes(messages, prompt, tools)
-        size = max(len(data), body_bytes) if len(data) >= MAX_PREFIX_BYTES else len(data)
+        size = max(len(data), body_bytes) if len(data) >= MAX_PREFIX_BYTES or not data else len(data)
         return cls(
             tokens=max(1, size // BYTES_PER_TOKEN),
             hashes=prefix_hashes(PrefixScope(model, adapter, salt), data),

@@ -24,21 +24,18 @@ logger = logging.getLogger(__name__)
 
 PROXIED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"})
 SWEEP_SECONDS = 5.0
+MAX_PROMPT_BODY_BYTES = 1024 * 1024
+"""The prompt of a larger body is not read for routing: a million small objects in it would hold up every other request."""
 SESSION_HEADER_BYTES = SESSION_HEADER.encode()
 
 
 class RequestHead(BaseModel):
-    """What the gateway reads of a body: the model, and what routing needs of the prompt. The rest is checked as JSON, but never turned into
-    Python objects.
-    """
+    """What the gateway reads of a body. The rest is checked as JSON, but never turned into Python objects."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str = Field(min_length=1, max_length=512)
     stream: Any = None
-    messages: Any = None
-    prompt: Any = None
-    tools: Any = None
     prompt_cache_key: Any = None
     cache_salt: Any = None
     max_tokens: Any = None
@@ -49,6 +46,14 @@ class RequestHead(BaseModel):
     def asked(self) -> Asked:
         """What the entrance judges."""
         return Asked(self.max_tokens, self.max_completion_tokens, self.priority, self.stream is True)
+
+
+class PromptHead(RequestHead):
+    """With what routing needs of the prompt."""
+
+    messages: Any = None
+    prompt: Any = None
+    tools: Any = None
 
 
 class Proxy:
@@ -130,7 +135,7 @@ class Proxy:
 def parse_head(body: bytes) -> RequestHead:
     """Model and stream of a body. Raises ApiError (400)."""
     try:
-        return RequestHead.model_validate_json(body)
+        return (PromptHead if len(body) <= MAX_PROMPT_BODY_BYTES else RequestHead).model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
@@ -147,11 +152,12 @@ def read_prompt(head: RequestHead, headers: Headers, route: ModelRoute, body_byt
     session = next((value.decode("latin-1") for name, value in headers if name == SESSION_HEADER_BYTES), "")
     if not session and isinstance(head.prompt_cache_key, str):
         session = head.prompt_cache_key
+    known = head if isinstance(head, PromptHead) else None
     return Prompt.read(
         route.model.qualified_name,
-        messages=head.messages,
-        prompt=head.prompt,
-        tools=head.tools,
+        messages=known.messages if known else None,
+        prompt=known.prompt if known else None,
+        tools=known.tools if known else None,
         salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
         adapter=adapter_of(head.model, route),
         session=session,

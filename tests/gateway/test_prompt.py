@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npufleet_gateway.prompt import BYTES_PER_TOKEN, Prompt
-from npufleet_gateway.proxy import parse_head, read_prompt
+from npufleet_gateway.proxy import MAX_PROMPT_BODY_BYTES, parse_head, read_prompt
 from npufleet_gateway.routing import Model, ModelRoute, build_table
 
 TABLE = build_table([Model("team", "chat", "uid", "2026-01-01T00:00:00Z", "gpt", "chat")], [])
@@ -23,7 +23,7 @@ def prompt(headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Pro
 
 def test_tokens_are_estimated_from_bytes_and_a_huge_prompt_from_its_body() -> None:
     assert prompt(prompt="x" * 400).tokens == 400 // BYTES_PER_TOKEN
-    assert prompt().tokens == 1
+    assert prompt().tokens < 10
     assert prompt(prompt="x" * 10**6).tokens >= 10**6 // BYTES_PER_TOKEN
     assert prompt(prompt=LONG).tokens_to(2) == 512
     assert prompt(prompt=LONG).tokens_to(0) == 0
@@ -55,3 +55,11 @@ def test_a_session_is_asked_for_by_header_or_cache_key_and_the_header_goes_first
     assert prompt(header).session == prompt(prompt_cache_key="s1").session is not None
     assert prompt(header, prompt_cache_key="s2").session == prompt(header).session
     assert prompt([(b"x-npufleet-session", b"")]).session is None
+
+
+def test_the_prompt_of_a_huge_body_is_not_read_but_its_length_and_session_count() -> None:
+    found = prompt(prompt="x" * MAX_PROMPT_BODY_BYTES, prompt_cache_key="s1")
+    assert found.hashes == ()
+    assert found.tokens >= MAX_PROMPT_BODY_BYTES // BYTES_PER_TOKEN
+    assert found.session == prompt(prompt_cache_key="s1").session
+    assert len(prompt(prompt="x" * (MAX_PROMPT_BODY_BYTES - 100)).hashes) > 30
