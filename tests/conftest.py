@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
@@ -23,6 +24,7 @@ RUN_ENV = "NPUFLEET_TEST_RUN"
 """Inherited by every process that the run starts, so that one that detached itself is found too."""
 KEEP_ENV = "DEVCLUSTER_KEEP"
 SETTLE_TURNS = 10
+ENVIRONMENT_READS = 10
 TEARDOWN_SECONDS = 120
 """For each fixture that hangs. pytest-timeout rings once per test: after that its teardown could hang for ever."""
 
@@ -111,7 +113,7 @@ def _processes() -> list[str]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
+            if mark not in _environment(entry).split(b"\0"):
                 continue
             if keep and (entry / "ns" / "mnt").readlink() != own_mounts:
                 continue
@@ -120,6 +122,18 @@ def _processes() -> list[str]:
             continue
         found.append(f"process {entry.name}: {command}")
     return found
+
+
+def _environment(process: Path) -> bytes:
+    """Environment of a process, by its folder in /proc. Raises OSError for kernel threads, and for processes that end meanwhile."""
+    for _ in range(ENVIRONMENT_READS):
+        environment = (process / "environ").read_bytes()
+        (process / "exe").readlink()
+        if environment:
+            return environment
+        # Empty while the process is in the middle of exec.
+        time.sleep(0.02)
+    return b""
 
 
 def _threads() -> list[str]:
