@@ -1,161 +1,107 @@
-"""Memory that the engine's KV cache wastes: `python -m benchmarks.memory --trace FILE --json`.
+"""Memory of the engine, part by part: `python -m benchmarks.memory --json [--trace FILE]`.
 
-`fragmentation_percent` is the share of the KV memory reserved by running requests that holds no live token, averaged over the time of a
-replayed trace: of the engine's own bookkeeping (`KVCacheManager`, driven step by step: admission, chunked prefill, a token per step, end)
-at the chat profile's block size, and of a contiguous cache per request, which reserves prompt and longest answer when a request starts.
-A token in pages that several requests share counts once, as does its page. `--page-tokens 128` is what an NPU's kernel asks for.
-Traces: Mooncake's JSON lines, whose equal blocks are shared, or Azure's CSV of arrival, context and generated tokens.
+`fragmentation_percent`: KV memory reserved without a live token, on replayed traces (given by --trace) at the chat profile's block size;
+`--page-tokens 128` is what an NPU's kernel asks for. Traces: Mooncake's JSON lines, whose equal blocks are shared, or Azure's CSV of
+arrival, context and generated tokens. `kv_update_saved_percent`: time of a KV update beside transformers' DynamicCache. `peak_memory`: of a
+whole run, split into weights, KV, activations and scratch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRequest, die, read_any_trace
-from npufleet_pod.engine.memory.layout import CacheLayout, Room
-from npufleet_pod.engine.memory.manager import KVCacheManager
+from benchmarks.traces import TraceError, die
 
-STEP_SECONDS = 0.05
-"""Time of a step, and so of a token: it sets how many requests overlap."""
-PREFILL_TOKENS_PER_STEP = 8192
-MAX_RUNNING = 128
-"""Both are the chat profile's."""
-DEVICE_TOKENS = 2_000_000
+ROOT = Path(__file__).parents[1]
+SMOLLM2 = Path.home() / ".cache" / "npufleet" / "models" / "smollm2-135m-instruct"
+"""Where `tools/smollm2.py` is told to write by the demo."""
 
 
-@dataclass(slots=True)
-class _Running:
-    name: str
-    tokens: list[int]
-    prompt_tokens: int
-    total_tokens: int
-    written: int
+def _fragmentation(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.fragmentation import measure_fragmentation
+
+    if not arguments.trace:
+        return {}
+    try:
+        return measure_fragmentation(
+            arguments.trace, arguments.requests, arguments.block_tokens, arguments.page_tokens or arguments.block_tokens
+        )
+    except TraceError as error:
+        die(error)
 
 
-@dataclass(frozen=True, slots=True)
-class Waste:
-    """Token places, summed over the steps of a replay."""
+def _kv_update(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.kv_update import QUICK_SHAPES, SHAPES, measure_kv_update
 
-    reserved: int = 0
-    live: int = 0
+    return measure_kv_update(QUICK_SHAPES if arguments.quick else SHAPES)
 
-    @property
-    def percent(self) -> float:
-        """Share of the reserved places without a live token."""
-        return 100 * (1 - self.live / self.reserved) if self.reserved else 0.0
+
+def _peak_memory(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.peak_memory import measure_peak_memory
+
+    if arguments.model is not None:
+        return measure_peak_memory(arguments.model)
+    if SMOLLM2.is_dir() and not arguments.quick:
+        return measure_peak_memory(SMOLLM2)
+    with tempfile.TemporaryDirectory(prefix="peak-memory-") as scratch:
+        model = Path(scratch) / "tiny"
+        writer = [sys.executable, str(ROOT / "tests" / "support" / "tiny_model.py"), str(model)]
+        subprocess.run(writer, check=True, stdout=subprocess.DEVNULL)
+        return measure_peak_memory(model)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "fragmentation": _fragmentation,
+    "kv_update": _kv_update,
+    "peak_memory": _peak_memory,
+}
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--trace", type=Path, action="append", required=True, help="a request trace; may be given several times")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"comma-separated, of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="a request trace; may be given several times")
     parser.add_argument("--requests", type=int, default=200, help="requests of each trace to replay (default: 200)")
     parser.add_argument("--block-tokens", type=int, default=16, help="tokens of a block (default: 16, the chat profile's)")
     parser.add_argument("--page-tokens", type=int, help="tokens of a kernel's page (default: one block)")
+    parser.add_argument("--model", type=Path, help="folder of a model (default: SmolLM2 where it is cached, else a tiny random one)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="compute threads")
+    parser.add_argument("--quick", action="store_true", help="small shapes and the tiny model: shows that it works, measures little")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
     if arguments.requests < 1:
         parser.error(f"--requests: {arguments.requests} replays nothing: give at least 1")
-    page_tokens = arguments.page_tokens or arguments.block_tokens
-    layout = CacheLayout(arguments.block_tokens, page_tokens, DEVICE_TOKENS // page_tokens)
-    paged, contiguous = Waste(), Waste()
-    traces: dict[str, dict[str, float]] = {}
-    for path in arguments.trace:
-        try:
-            requests = read_any_trace(path)[: arguments.requests]
-        except TraceError as error:
-            die(error)
-        one_paged, one_contiguous = replay(requests, layout)
-        traces[path.name] = {"npufleet": one_paged.percent, "contiguous": one_contiguous.percent}
-        paged = Waste(paged.reserved + one_paged.reserved, paged.live + one_paged.live)
-        contiguous = Waste(contiguous.reserved + one_contiguous.reserved, contiguous.live + one_contiguous.live)
-    result = {
-        "block_tokens": layout.block_tokens,
-        "page_tokens": layout.page_tokens,
-        "fragmentation_percent": {"npufleet": paged.percent, "contiguous": contiguous.percent},
-        "fragmentation_percent_by_trace": traces,
-    }
+    if arguments.parts == ["fragmentation"] and not arguments.trace:
+        parser.error("--trace: fragmentation is measured on a request trace: give one")
+
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    result: dict[str, Any] = {}
+    for part in arguments.parts:
+        result.update(PARTS[part](arguments))
     if arguments.json:
         print(json.dumps(result))
         return
-    print(f"KV memory reserved without a live token: npufleet {paged.percent:.2f} %, contiguous {contiguous.percent:.2f} %")
+    for name, value in result.items():
+        print(f"{name}: {json.dumps(value, indent=1)}")
 
 
-def replay(requests: Sequence[TraceRequest], layout: CacheLayout) -> tuple[Waste, Waste]:
-    """Waste of the engine's pages and of a contiguous cache over the same steps."""
-    now = [requests[0].timestamp / 1000]
-    manager = KVCacheManager(layout, lambda: now[0])
-    longest_answer = max(request.output_length for request in requests)
-    waiting = deque(enumerate(requests))
-    running: list[_Running] = []
-    paged, contiguous = [0, 0], [0, 0]
-    while waiting or running:
-        if not running:
-            now[0] = max(now[0], waiting[0][1].timestamp / 1000)
-        while waiting and waiting[0][1].timestamp / 1000 <= now[0] and len(running) < MAX_RUNNING:
-            running.append(_admit(manager, *waiting.popleft()))
-        _step(manager, running)
-        now[0] += STEP_SECONDS
-        pages = {page: 0 for request in running for page in manager.table(request.name).pages}
-        for request in running:
-            for index, page in enumerate(manager.table(request.name).pages):
-                pages[page] = max(pages[page], min(layout.page_tokens, request.written - index * layout.page_tokens))
-        paged[0] += len(pages) * layout.page_tokens
-        paged[1] += sum(pages.values())
-        contiguous[0] += sum(request.prompt_tokens + longest_answer for request in running)
-        contiguous[1] += sum(request.written for request in running)
-        for request in [request for request in running if request.written == request.total_tokens]:
-            manager.free(request.name)
-            running.remove(request)
-    manager.check_integrity()
-    return Waste(*paged), Waste(*contiguous)
-
-
-def _admit(manager: KVCacheManager, number: int, request: TraceRequest) -> _Running:
-    tokens = _tokens(number, request)
-    total = max(len(tokens) + request.output_length - 1, len(tokens))
-    cached = manager.admit(str(number), tokens, expected_tokens=total)
-    return _Running(str(number), tokens, len(tokens), total, cached)
-
-
-def _step(manager: KVCacheManager, running: Sequence[_Running]) -> None:
-    """One token of each request that decodes, and as much of the prompts as the budget holds."""
-    budget = PREFILL_TOKENS_PER_STEP
-    counts: dict[str, int] = {}
-    for request in running:
-        missing = request.prompt_tokens - request.written
-        count = min(missing, budget) if missing > 0 else 1
-        if count == 0:
-            continue
-        if manager.reserve(request.name, request.written + count) is not Room.READY:
-            raise SystemExit("the replay needs more KV memory than it was given: replay fewer requests")
-        counts[request.name] = count
-        budget -= count
-    step = manager.begin_step(counts)
-    for request in running:
-        count = counts.get(request.name, 0)
-        if count:
-            new = request.tokens[request.written : request.written + count]
-            # An answer's tokens are the request's own.
-            new += [hash((request.name, position)) & 0x7FFFFFFF for position in range(request.written + len(new), request.written + count)]
-            manager.commit(request.name, new)
-            request.written += count
-    manager.end_step(step)
-
-
-def _tokens(number: int, request: TraceRequest) -> list[int]:
-    """Tokens that are equal where the trace's blocks are."""
-    length = max(1, request.input_length)
-    if not request.hash_ids:
-        return [hash((number, position)) & 0x7FFFFFFF for position in range(length)]
-    blocks = request.hash_ids[: -(-length // MOONCAKE_BLOCK_TOKENS)]
-    tokens = [hash((block, offset)) & 0x7FFFFFFF for block in blocks for offset in range(MOONCAKE_BLOCK_TOKENS)][:length]
-    return tokens + [hash((number, position)) & 0x7FFFFFFF for position in range(len(tokens), length)]
+def _parts(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
+    return names
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ class CpuDevice:
         before = forget_process_peak()
         with record_allocations() as allocations:
             work()
-        after = process_peak()
+            # Before the record is read, which takes memory of its own.
+            after = process_peak()
         grown = 0 if before is None or after is None else after - before
         return Peak(allocations.peak_bytes, max(0, grown - allocations.peak_bytes))
 

@@ -118,6 +118,11 @@ class Decoder:
         """The operations that it computes with."""
         return self._kernels
 
+    @property
+    def weights(self) -> DecoderWeights:
+        """What was loaded."""
+        return self._weights
+
     def attention(self, strategy: AttentionStrategy) -> Attention:
         """The operation by which a strategy is computed."""
         return self._strategies[strategy]

@@ -19,7 +19,7 @@ from npufleet_pod.engine.memory.layout import CacheLayout
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))  # benchmarks are run from the repository and not installed
 
-from benchmarks.memory import replay  # noqa: E402 - after the path
+from benchmarks.fragmentation import replay  # noqa: E402 - after the path
 from benchmarks.prefix_cache import engine_hits, measure  # noqa: E402
 from benchmarks.replacement import belady_hits, infinite_hits, lru_hits, s3fifo_hits  # noqa: E402
 from benchmarks.traces import TraceError, TraceRequest, read_any_trace, read_trace  # noqa: E402
@@ -114,7 +114,7 @@ def test_little_memory_is_reserved_without_a_token() -> None:
 def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(request.model_dump_json() + "\n" for request in chats(100)))
-    for command in (["benchmarks.prefix_cache", "--capacity", "0.1"], ["benchmarks.memory", "--requests", "5"]):
+    for command in (["benchmarks.prefix_cache", "--capacity", "0.1"], ["benchmarks.memory", "--parts", "fragmentation", "--requests", "5"]):
         done = subprocess.run(
             [sys.executable, "-m", *command, "--trace", str(path), "--json"],
             cwd=ROOT,
