@@ -3,7 +3,7 @@
 `fragmentation_percent`: KV memory reserved without a live token, on replayed traces (given by --trace) at the chat profile's block size;
 `--page-tokens 128` is what an NPU's kernel asks for. Traces: Mooncake's JSON lines, whose equal blocks are shared, or Azure's CSV of
 arrival, context and generated tokens. `kv_update_saved_percent`: time of a KV update beside transformers' DynamicCache. `peak_memory`: of a
-whole run, split into weights, KV, activations and scratch.
+whole run, split into weights, KV, activations and scratch. `int8_heads`: see `benchmarks.int8_heads`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,18 @@ def _peak_memory(arguments: argparse.Namespace) -> dict[str, Any]:
         return measure_peak_memory(model)
 
 
+def _int8_heads(arguments: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.int8_heads import TEXT_TOKENS, measure
+    from benchmarks.real_text import smollm2
+
+    return {} if arguments.quick else {"int8_heads": measure(arguments.model or smollm2(), TEXT_TOKENS, arguments.threads)}
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "fragmentation": _fragmentation,
     "kv_update": _kv_update,
     "peak_memory": _peak_memory,
+    "int8_heads": _int8_heads,
 }
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from npufleet_pod.engine.memory.layout import CacheScope, Load
 from npufleet_pod.engine.step import FUTURE_TOKEN
@@ -80,6 +82,19 @@ def test_a_lower_priority_value_is_served_earlier() -> None:
     for name, priority in (("a", 0), ("batch", 5), ("urgent", -1), ("b", 0)):
         scheduler.add(name, prompt(2), 1, priority=priority)
     assert [list(run_step(scheduler, name).tokens) for name in ("urgent", "a", "b", "batch")] == [["urgent"], ["a"], ["b"], ["batch"]]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8))
+def test_requests_are_served_by_priority_and_then_by_arrival(priorities: list[int]) -> None:
+    scheduler = new_scheduler(limits(max_num_sequences=1), preemption=CONSERVATIVE)
+    for number, priority in enumerate(priorities):
+        scheduler.add(str(number), prompt(2), 1, priority=priority)
+    served = []
+    for _ in priorities:
+        step = scheduler.schedule()
+        served += [int(name) for name in step.tokens]
+        commit(scheduler, step, *step.tokens)
+    assert served == sorted(range(len(priorities)), key=lambda number: (priorities[number], number))
 
 
 def test_whoever_waited_too_long_goes_before_every_priority() -> None:

@@ -126,6 +126,19 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
         assert json.loads(done.stdout)
 
 
+def test_a_run_is_split_into_parts_that_add_up_and_updates_are_timed() -> None:
+    command = [sys.executable, "-m", "benchmarks.memory", "--json", "--quick", "--threads", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=110)
+    result = json.loads(done.stdout)
+    peak = result["peak_memory"]
+    parts = [peak[f"{name}_mib"] for name in ("weights", "kv", "activations", "scratch")]
+    assert sum(parts) == pytest.approx(peak["peak_mib"], abs=0.01)
+    assert min(parts[:3]) > 0
+    assert peak["process_mib"] > peak["peak_mib"]
+    assert {point["model"] for point in result["kv_update_by_shape"]} == {"smollm2", "72b"}
+    assert result["kv_update_saved_percent"] <= 100
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
