@@ -2,8 +2,10 @@
 
     python -m benchmarks.operator_scale --nodes 1000 --models 500 --json
 
-The control plane is real (tools/devcluster, named by DEVCLUSTER_NAME), nodes and pods are played by kwok, one pretend gateway reports a
-steady load for every pod. The operator is the operator, as a process of its own on this machine. The cluster is taken down at the end.
+`plan_ms` is the time of a plan at rest in the operator's process, waiting for a processor included; `plan_cpu_ms` the processor time
+that a plan of the same size takes. The control plane is real (tools/devcluster, named by DEVCLUSTER_NAME), nodes and pods are played by
+kwok, one pretend gateway reports a steady load for every pod. The operator is the operator, as a process of its own on this machine. The
+cluster is taken down at the end.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from benchmarks.operator_scale.objects import (
     pool,
     volume,
 )
+from benchmarks.operator_scale.planning import plan_time
 from benchmarks.operator_scale.watch import PodWatch
 from npufleet_operator.core.observed import PodView
 
@@ -236,9 +239,15 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=100, help="models that are changed, one after the other")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--operator-log", type=Path, default=Path("operator_scale.log"), help="where the operator's log goes")
+    parser.add_argument("--plan-only", action="store_true", help="processor time of a plan on a simulated pool; needs no cluster")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    alone = plan_time(options.nodes, options.models)
+    planned = {"plan_cpu_ms": alone.median_ms, "plan_cpu_longest_ms": alone.longest_ms}
+    if options.plan_only:
+        show(planned, as_json=options.json)
+        return
     name = os.environ.get("DEVCLUSTER_NAME", "scale")
     cluster = devcluster.up(name, checkout=ROOT, progress=say)
     try:
@@ -246,7 +255,12 @@ def main() -> None:
     finally:
         if not options.keep:
             devcluster.down(name, progress=say)
-    print(json.dumps(found, indent=2) if options.json else "\n".join(f"{key:30} {value}" for key, value in found.items()))
+    show({**found, **planned}, as_json=options.json)
+
+
+def show(found: dict[str, Any], *, as_json: bool) -> None:
+    """One JSON object, or a line each."""
+    print(json.dumps(found, indent=2) if as_json else "\n".join(f"{key:30} {value}" for key, value in found.items()))
 
 
 if __name__ == "__main__":

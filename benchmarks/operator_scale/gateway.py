@@ -50,7 +50,7 @@ class PretendGateway:
             pool=POOL,
             time_unix=now,
             view_age_seconds=0,
-            uptime_seconds=now - self._started,
+            uptime_seconds=max(0.0, now - self._started),
             models=[self._model(name, pods, now) for name, pods in ready.items()],
         )
 

@@ -95,7 +95,7 @@ class Npufleet:
         if at != self._wanted_at:
             return
         self._wanted_at = float("inf")
-        plan = make_plan(self._observe(), self._stage.cluster.now())
+        plan = make_plan(self.observe(), self._stage.cluster.now())
         self.tally.started += len(plan.creates)
         self.tally.retired += sum(drain.pod.drain_started is None for drain in plan.drains)
         self.tally.retired += sum(delete.pod.drain_started is None for delete in plan.deletes)
@@ -109,7 +109,8 @@ class Npufleet:
             self._pool = replace(self._pool, status=plan.pool_status)
         self._wake(plan.wake_after_seconds)
 
-    def _observe(self) -> Observed:
+    def observe(self) -> Observed:
+        """What the planner sees now."""
         stage = self._stage
         cluster = stage.cluster
         if stage.clock.now - self._fetched >= REPORT_SECONDS:
