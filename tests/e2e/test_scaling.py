@@ -62,7 +62,7 @@ def test_load_borrows_a_guarantee_comes_back_and_no_client_notices(own_pool: Cal
         team.wait_ready(name)
         team.wait_routed(name)
 
-    with team.traffic("coder", clients=6, max_tokens=64) as coding, team.traffic("talker", clients=2) as talking:
+    with team.traffic("coder", clients=24, max_tokens=64) as coding, team.traffic("talker", clients=2) as talking:
         settled("code to borrow all that is idle", lambda: _used(team)["code"] == free - 2, 180)
         assert "PredictedMiss" in _reasons(team, "coder")
         borrowed = {entry["name"]: entry["borrowed"] for entry in _pool(team)["classes"]}

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from npufleet_api.conditions import Reason
-from npufleet_api.report import DataState, TrafficBucket, TrafficHistory, Utilisation
+from npufleet_api.report import DataState, TrafficBucket, TrafficHistory, Utilisation, WindowAttainment
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.observed import TrafficView
 from support.fleet import DRAIN_SECONDS, Fleet, is_quiet, model_spec, node, pool_spec
@@ -262,6 +262,16 @@ def test_low_attainment_adds_once_its_window_is_that_of_the_present_replicas() -
     fleet.pass_time(10)
     fleet.traffic = TrafficView(DataState.FRESH, (report.model_copy(update={"models": [poor], "time_unix": fleet.now.timestamp()}),))
     assert not fleet.step().creates
+
+
+def test_the_shortest_window_with_enough_requests_tells_attainment() -> None:
+    fleet = loaded(15, 300)
+    put_load(fleet, {"tiny": Load(15)})
+    (report,) = fleet.traffic.reports
+    few, enough = WindowAttainment(window_seconds=5, judged=3), WindowAttainment(window_seconds=30, judged=50, attained=49)
+    late = report.models[0].model_copy(update={"judged": 900, "attained": 90, "windows": [few, enough]})
+    fleet.traffic = TrafficView(DataState.FRESH, (report.model_copy(update={"models": [late]}),))
+    assert is_quiet(fleet.step()), "the misses of five minutes ago are over"
 
 
 def test_bounds_that_change_are_kept_at_once() -> None:

@@ -16,7 +16,7 @@ from npufleet_api.report import DataState
 from npufleet_operator.core.autoscale.forecast import forecast
 from npufleet_operator.core.autoscale.learning import learn
 from npufleet_operator.core.autoscale.prediction import MARGIN, misses, unsafe_to_remove
-from npufleet_operator.core.autoscale.signals import Signals, signals
+from npufleet_operator.core.autoscale.signals import MIN_JUDGED, Signals, signals
 from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.conditions import parse_timestamp, timestamp
 from npufleet_operator.core.measured import Measured
@@ -30,8 +30,6 @@ LOAD_MARGIN_SECONDS = 30.0
 """A replica may take this much longer than usual before it no longer counts as supply."""
 GROWTH = 2
 """At most this many times the replicas by one decision, as HPA and KPA step; two at least."""
-MIN_JUDGED = 10
-"""Fewer judged requests than this say nothing of attainment."""
 RECENT_SECONDS = 30.0
 """A request that was turned away longer ago than this wakes nobody."""
 DAY_SECONDS = 86400

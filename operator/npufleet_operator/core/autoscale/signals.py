@@ -11,6 +11,8 @@ from npufleet_operator.core.observed import ModelKey, PodView
 
 REPORT_STALE_SECONDS = 60.0
 """A replica's report older than this says nothing of the present load."""
+MIN_JUDGED = 10
+"""Fewer judged requests than this say nothing of attainment."""
 PROMPT_TOKENS_PER_GENERATED = 4
 """Prompt tokens that cost about as much as one generated token, for the work of a request. A prompt is computed in parallel and bound by
 compute, a generated token by reading the weights, shared by the batch: the ratio lies between 3 and 12 for 7B to 14B models on a 910B3
@@ -74,7 +76,7 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
         return Signals(DataState.NO_DATA if measured.data is not DataState.STALE else DataState.STALE, len(ready))
     traffic = [part for _, part in parts]
     replicas = _replicas(key, traffic, {pod.uid for pod in ready}, measured)
-    judged = sum(part.judged for part in traffic)
+    window_seconds, judged, attained = _attainment(traffic)
     in_flight = sum(part.in_flight for part in traffic)
     held = sum(part.held for part in traffic)
     requests = sum(part.outcomes.total for part in traffic)
@@ -88,15 +90,27 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
         data=state,
         ready=len(ready),
         replicas=replicas,
-        attainment=min(1.0, sum(part.attained for part in traffic) / judged) if judged else None,
+        attainment=min(1.0, attained / judged) if judged else None,
         judged=judged,
         failed_for_capacity=sum(part.outcomes.no_replica + part.outcomes.overloaded for part in traffic),
-        window_seconds=max(part.window_seconds for part in traffic),
+        window_seconds=window_seconds,
         in_flight=max(in_flight, held),
         idle_seconds=min(_idle_seconds(report, part) for report, part in parts),
         work=work,
         bucket_seconds=bucket_seconds,
     )
+
+
+def _attainment(traffic: Sequence[ModelTraffic]) -> tuple[float, int, int]:
+    """Length, judged and attained requests of the shortest window in which enough were judged; of the longest where none has enough."""
+    windows: dict[float, tuple[int, int]] = {}
+    for part in traffic:
+        own = {window.window_seconds: (window.judged, window.attained) for window in part.windows}
+        for seconds, (judged, attained) in {**own, part.window_seconds: (part.judged, part.attained)}.items():
+            before = windows.get(seconds, (0, 0))
+            windows[seconds] = (before[0] + judged, before[1] + attained)
+    seconds = next((s for s in sorted(windows) if windows[s][0] >= MIN_JUDGED), max(windows))
+    return (seconds, *windows[seconds])
 
 
 def _idle_seconds(report: GatewayReport, part: ModelTraffic) -> float:
