@@ -18,6 +18,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -238,7 +239,8 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=500, help=f"models with {REPLICAS} replicas each")
     parser.add_argument("--changes", type=int, default=100, help="models that are changed, one after the other")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--operator-log", type=Path, default=Path("operator_scale.log"), help="where the operator's log goes")
+    log = Path(tempfile.gettempdir()) / "operator_scale.log"
+    parser.add_argument("--operator-log", type=Path, default=log, help="where the operator's log goes")
     parser.add_argument("--plan-only", action="store_true", help="processor time of a plan on a simulated pool; needs no cluster")
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--json", action="store_true")

@@ -46,18 +46,27 @@ def fits(scenario: Scenario, allocation: Allocation) -> bool:
 def static_split(scenario: Scenario) -> Allocation:
     """Each class's part of all NPUs in proportion to its minPercent (equal parts where all are 0), its models in turn.
 
-    First every model gets its fewest replicas; then one replica at a time goes to the class that is furthest below its part.
+    First the models get their fewest replicas, as far as these fit; then one replica at a time goes to the class that is furthest below its
+    part.
     """
     percents = {c.name: c.min_percent for c in scenario.pool.classes if any(m.spec.workload_class == c.name for m in scenario.models)}
     weights = percents if any(percents.values()) else dict.fromkeys(percents, 1)
     part = {name: scenario.npus * weight / sum(weights.values()) for name, weight in weights.items()}
     bounds = {model.key: replica_bounds(scenario, model) for model in scenario.models}
-    split = {key: low for key, (low, _) in bounds.items()}
+    split = dict.fromkeys(bounds, 0)
     while True:
         held = dict.fromkeys(part, 0)
         for model in scenario.models:
             held[model.spec.workload_class] += model.npus * split[model.key]
-        order = sorted(scenario.models, key=lambda m: (held[m.spec.workload_class] - part[m.spec.workload_class], split[m.key], m.key))
+        order = sorted(
+            scenario.models,
+            key=lambda m: (
+                split[m.key] >= bounds[m.key][0],
+                held[m.spec.workload_class] - part[m.spec.workload_class],
+                split[m.key],
+                m.key,
+            ),
+        )
         for model in order:
             grown = {**split, model.key: split[model.key] + 1}
             if grown[model.key] <= bounds[model.key][1] and fits(scenario, grown):

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Protocol
 
+from npufleet_api.conditions import ConditionStatus, ModelCondition
 from npufleet_api.contract import CLASS_LABEL
 from npufleet_api.model import AscendModelStatus
 from npufleet_api.pool import InferencePoolStatus
@@ -57,6 +58,9 @@ class Policy(Protocol):
     def release(self) -> None:
         """From now on decide."""
 
+    def trouble(self) -> str:
+        """Why replicas of the split do not serve, as far as the policy knows."""
+
 
 class Npufleet:
     """The operator's planner, woken as the operator is: by changes, and by the plan's own timer."""
@@ -72,7 +76,7 @@ class Npufleet:
         self._stage = stage
         self._pool = PoolView(stage.scenario.pool_name, "pool", 1, stage.scenario.pool, "", InferencePoolStatus())
         self._models = {
-            model.key: _view(model, index, {**model.spec.model_dump(exclude_unset=True), "replicas": split[model.key]})
+            model.key: _view(model, index, {**_local(model), "replicas": split[model.key]})
             for index, model in enumerate(stage.scenario.models)
         }
         stage.cluster.changed = lambda: self._wake(SETTLE_SECONDS)
@@ -82,8 +86,14 @@ class Npufleet:
         """Unpin."""
         self.tally = Tally()
         for model in self._stage.scenario.models:
-            self._models[model.key] = replace(self._models[model.key], spec=model.spec, generation=2)
+            spec = type(model.spec).model_validate(_local(model))
+            self._models[model.key] = replace(self._models[model.key], spec=spec, generation=2)
         self._wake(0)
+
+    def trouble(self) -> str:
+        """What the models' conditions say."""
+        conditions = [(key, model.status.condition(ModelCondition.READY)) for key, model in self._models.items()]
+        return "; ".join(f"{'/'.join(key)}: {c.message}" for key, c in conditions if c is not None and c.status is not ConditionStatus.TRUE)
 
     def _wake(self, seconds: float) -> None:
         at = self._stage.clock.now + seconds
@@ -149,6 +159,10 @@ class Deployments:
     def release(self) -> None:
         """Nobody decides."""
         self.tally = Tally()
+
+    def trouble(self) -> str:
+        """Pods that have no room wait, and say no more."""
+        return "no room on a node"
 
     def live(self, model: ModelKey) -> list[PodView]:
         """Replicas that serve or will."""
@@ -222,6 +236,12 @@ class KpaPolicy(Deployments):
 def _bounds(scenario: Scenario, model: SimulatedModel) -> tuple[int, int]:
     low, high = replica_bounds(scenario, model)
     return max(1, low), max(1, high)
+
+
+def _local(model: SimulatedModel) -> dict[str, object]:
+    """The spec, with its weights on a volume: where they come from is not simulated, and not every source is served yet."""
+    raw = model.spec.model_dump(exclude_unset=True)
+    return {**raw, "model": {"uri": "pvc://simulated", "served_name": model.spec.model.served_name}}
 
 
 def _view(model: SimulatedModel, index: int, raw: Mapping[str, object]) -> ModelView:

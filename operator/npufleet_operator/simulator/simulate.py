@@ -95,9 +95,10 @@ class Simulation:
         """From time 0 with the replicas of `split`, until every request has ended."""
         policy.start(Stage(self.scenario, self.clock, self.cluster, self.gateway), split)
         self.clock.run(0)
-        unready = [pod.name for pod in self.cluster.pods.values() if not pod.engine_ready]
-        if unready or len(self.cluster.pods) != sum(split.values()):
-            raise AssertionError(f"after {BRING_UP_SECONDS:.0f} s of {sum(split.values())} replicas {unready} do not serve")
+        serving = sum(pod.engine_ready for pod in self.cluster.pods.values())
+        if serving != sum(split.values()):
+            begin = f"{serving} of the {sum(split.values())} replicas to begin with serve after {BRING_UP_SECONDS:.0f} s"
+            raise InputError(f"{begin}: {policy.trouble()}: change the pool or the models")
         self._sample()
         self.workload.start(self.clock, self.scenario.models, self._send, self.seconds, self.seed, RETRY_AFTER_SECONDS)
         # After the first arrivals: a policy takes over a pool under load, not an idle one that it may empty at once.
@@ -199,7 +200,9 @@ def best(results: Sequence[Result]) -> Result:
     """The best of fixed allocations: by attainment, then by the worst class's, then by fewest NPU-hours. Raises InputError if there is
     none."""
     if not results:
-        raise InputError("policy oracle: no allocation gives every model a replica: lower spec.parallelism or raise maxPercent")
+        raise InputError(
+            "policy oracle: no allocation gives every model its minReplicas: lower them or spec.parallelism, or raise maxPercent"
+        )
     return max(results, key=lambda r: (r.attainment_percent, min(r.attainment_by_class.values(), default=0.0), -r.npu_hours))
 
 

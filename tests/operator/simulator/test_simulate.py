@@ -160,3 +160,25 @@ def test_a_model_too_big_for_its_npus_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="145 GB of weights do not fit 1 NPU"):
         load_scenario(EXAMPLE / "pool.yaml", path)
+
+
+def test_fewest_replicas_that_do_not_fit_are_given_as_far_as_they_do(tmp_path: Path) -> None:
+    text = (EXAMPLE / "models.yaml").read_text(encoding="utf-8").replace("minReplicas: 1", "minReplicas: 5")
+    (tmp_path / "models.yaml").write_text(text, encoding="utf-8")
+    scenario = load_scenario(EXAMPLE / "pool.yaml", tmp_path / "models.yaml")
+    assert sum(static_split(scenario).values()) == 8
+    for policy in ("npufleet", "static"):
+        assert simulate(scenario, ClosedLoop(5), policy, 30, seed=1).lost_requests == 0
+
+
+def test_where_weights_come_from_is_not_simulated(tmp_path: Path) -> None:
+    path = write(tmp_path, "models.yaml", "pvc://weights/chatglm3-6b", "hf://THUDM/chatglm3-6b")
+    assert simulate(load_scenario(EXAMPLE / "pool.yaml", path), ClosedLoop(5), "npufleet", 30, seed=1).requests
+
+
+def test_a_model_that_the_planner_refuses_is_named_with_its_reason(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "models.yaml", "poolRef: {name: mixed-load}", "poolRef: {name: mixed-load}\n  parallelism: {tensor: 1, pipeline: 2}"
+    )
+    with pytest.raises(InputError, match=r"default/chatglm3-6b: spec\.parallelism\.pipeline"):
+        simulate(load_scenario(EXAMPLE / "pool.yaml", path), ClosedLoop(5), "npufleet", 30, seed=1)
