@@ -5,7 +5,7 @@ Pure, deterministic, independent of the order of its inputs, and idempotent: pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -17,6 +17,7 @@ from npufleet_operator.core.acceptance import judge, names_taken
 from npufleet_operator.core.actions import Choice, Plan
 from npufleet_operator.core.conditions import timestamp
 from npufleet_operator.core.measured import Measured
+from npufleet_operator.core.model_plan import ModelPlan
 from npufleet_operator.core.model_status import Outcome, model_status
 from npufleet_operator.core.multi_model import MultiModelScheduler, Schedule, pods_by_model
 from npufleet_operator.core.naming import slug
@@ -59,10 +60,10 @@ def _seen_from_node(pod: PodView, nodes: Mapping[str, NodeView]) -> PodView:
 def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Schedule, now: datetime) -> Plan:
     advisory = spec.mode is PoolMode.ADVISORY
     decided = schedule.plans
-    choices = _unsaid(pool, [choice for plan in decided for choice in plan.choices], advisory)
+    choices = _unsaid(pool, decided, advisory)
     decisions = [Decision(time=timestamp(now), model="/".join(c.model), reason=c.reason, message=c.message) for c in choices]
     last = {choice.model: decision for choice, decision in zip(choices, decisions, strict=True)}
-    scaled = {choice.model for choice in choices if choice.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN)}
+    scaled = {choice.model for choice in choices if not advisory and choice.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN)}
     keepers = names_taken(o.models)
     external = spec.gateway.mode is GatewayMode.EXTERNAL
     endpoint = "" if external else gateway_endpoint(o.pool_name, o.config.namespace)
@@ -134,10 +135,20 @@ def _gateway_objects(pool: str, spec: InferencePoolSpec, config: OperatorConfig)
     )
 
 
-def _unsaid(pool: PoolView, choices: list[Choice], advisory: bool) -> list[Choice]:
-    """Decisions to publish. What is decided again and again without being done (clamps, and all of Advisory) is said once."""
-    said = {d.model: (d.reason, d.message) for d in pool.status.decisions}
-    return [c for c in choices if not ((advisory or c.reason in REPEATED) and said.get("/".join(c.model)) == (c.reason.value, c.message))]
+def _unsaid(pool: PoolView, plans: Sequence[ModelPlan], advisory: bool) -> list[Choice]:
+    """Decisions to publish. What is decided again and again without being done is said once, whatever figures come with it: clamps,
+    until the model has another decision, and advice, until it is another number of replicas."""
+    last = {d.model: d.reason for d in pool.status.decisions}
+    said = {(d.model, d.reason) for d in pool.status.decisions}
+    choices = []
+    for plan in plans:
+        name = "/".join(plan.model.key)
+        same_advice = advisory and plan.desired == plan.model.status.desired_replicas
+        for choice in plan.choices:
+            repeated = choice.reason in REPEATED and last.get(name) == choice.reason
+            if not repeated and not (same_advice and (name, choice.reason.value) in said):
+                choices.append(choice)
+    return choices
 
 
 def _keep_everything(o: Observed, nodes: Mapping[str, NodeView], now: datetime) -> Plan:
