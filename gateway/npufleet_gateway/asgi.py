@@ -74,16 +74,46 @@ async def send_error(send: Send, error: ApiError, request_id: str, extra: Header
     await send_answer(send, error.status, error.body(), b"application/json", headers)
 
 
+CLIENT = "npufleet.client"
+"""Key of the scope under which the server puts the connection's Client."""
+
+
+class Client:
+    """Whoever holds one connection to the gateway."""
+
+    __slots__ = ("_watches", "gone")
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._watches: set[ClientWatch] = set()
+
+    def watch(self, watch: ClientWatch) -> None:
+        """Stop `watch` when the client goes, or now if it has gone."""
+        self._watches.add(watch)
+        if self.gone:
+            watch.stop()
+
+    def forget(self, watch: ClientWatch) -> None:
+        """Watch no longer."""
+        self._watches.discard(watch)
+
+    def left(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        for watch in list(self._watches):
+            watch.stop()
+
+
 class ClientWatch:
     """While it is entered, the current task is cancelled as soon as the client disconnects; leaving swallows that cancellation.
 
-    The task can only be cancelled at an await inside the block, so that nothing of it leaks to the server.
+    The task can only be cancelled at an await inside the block, so that nothing of it leaks to the server. A watch costs no task: the
+    server's own protocol calls it.
     """
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._task: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self.client_left = False
 
     def stop(self) -> None:
@@ -94,17 +124,10 @@ class ClientWatch:
 
     async def __aenter__(self) -> ClientWatch:
         self._task = asyncio.current_task()
-        self._watcher = asyncio.create_task(self._wait())
+        self._client.watch(self)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
         task, self._task = self._task, None
-        if self._watcher is not None and not self._watcher.done():
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        self._client.forget(self)
         return self.client_left and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.stop()

@@ -8,11 +8,12 @@ import logging
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from npufleet_gateway.asgi import CLIENT, Client
 from npufleet_gateway.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_SECONDS = 75
 """Longer than the 60 s after which common load balancers drop idle connections, so that they and not we close them."""
 TLS_POLL_SECONDS = 5.0
+STALL_SECONDS = 0.5
+"""A timer that is so late tells of the process, not of the client."""
 CERTIFICATE, PRIVATE_KEY = "tls.crt", "tls.key"
 
 
@@ -36,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_head_bytes: int = application.settings.max_head_bytes
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._client = Client()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client connected."""
@@ -51,6 +55,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None and self._head_bytes > self._max_head_bytes:
             self._refuse(b"431 Request Header Fields Too Large")
 
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CLIENT] = self._client
+
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self._stop_head_timer()
@@ -60,10 +69,22 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client is gone."""
         self._stop_head_timer()
         super().connection_lost(exc)
+        self._client.left()
 
     def _await_head(self) -> None:
         self._head_bytes = 0
-        self._head_timer = self.loop.call_later(self._head_seconds, self._refuse, b"408 Request Timeout")
+        self._start_head_timer()
+
+    def _start_head_timer(self) -> None:
+        due = self.loop.time() + self._head_seconds
+        self._head_timer = self.loop.call_at(due, self._head_is_late, due)
+
+    def _head_is_late(self, due: float) -> None:
+        """Timers run before sockets are read: after a stall of the whole process, what the client sent in time may wait to be read."""
+        if self.loop.time() - due > STALL_SECONDS:
+            self._start_head_timer()
+        else:
+            self._refuse(b"408 Request Timeout")
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

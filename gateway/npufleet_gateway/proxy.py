@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from npufleet_api.accounting import Accounting
 from npufleet_api.contract import SESSION_HEADER
 from npufleet_api.slo import FAILURES, Exchange
-from npufleet_gateway.asgi import ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
+from npufleet_gateway.asgi import CLIENT, ClientLeftError, ClientWatch, Headers, Receive, Scope, Send, read_body, send_error
 from npufleet_gateway.entrance import Asked
 from npufleet_gateway.errors import ApiError, bad_request, internal_error, model_not_found
 from npufleet_gateway.exchange import Context, LiveExchange
@@ -104,7 +104,7 @@ class Proxy:
         )
         self._live.add(live)
         try:
-            async with ClientWatch(receive) as watch:
+            async with ClientWatch(scope[CLIENT]) as watch:
                 live.watch = watch
                 await live.run()
         except Exception:  # a fault of ours must reach the client as an answer, and the log with its cause
