@@ -10,20 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from npufleet_pod.engine.active import ActiveRequest, Times
 from npufleet_pod.engine.changes import Added, Change
-from npufleet_pod.engine.generation import Generation as Generation
+from npufleet_pod.engine.generation import Generation
+from npufleet_pod.engine.loaded import LoadedEngine, Runner
 from npufleet_pod.engine.memory.layout import CacheScope
 from npufleet_pod.engine.memory.manager import KVCacheManager
 from npufleet_pod.engine.memory.residency import ResidencyStats
 from npufleet_pod.engine.pipeline import PipelineController, ThreeStagePipeline
 from npufleet_pod.engine.request import FinishReason, GenerationFailed, GenerationRequest, Output, SampledToken
-from npufleet_pod.engine.scheduler import Scheduler, SchedulerLimits, SchedulerPolicy
+from npufleet_pod.engine.scheduler import Scheduler
 from npufleet_pod.engine.stats import EngineObserver, EngineSnapshot
 from npufleet_pod.engine.step import Step
-from npufleet_pod.engine.tiering import Tiers
 from npufleet_pod.errors import GenerationError, LoadCancelledError, RankError, TransferError
 
 logger = logging.getLogger(__name__)
@@ -34,51 +34,6 @@ JOIN_SECONDS = 15.0
 """Time in which compute comes back once its ranks have been ended, before it is left behind."""
 INTEGRITY_CHECK_SECONDS = 30.0
 """Shortest time between two looks at all of the memory's bookkeeping; only an idle engine looks."""
-
-
-class Ranks(Protocol):
-    """The other ranks of a tensor-parallel model; see `distributed.group.RankGroup`."""
-
-    def watch(self, on_failure: Callable[[Exception], None]) -> None:
-        """Have `on_failure` called, on any thread, when one of them can no longer take part."""
-        ...
-
-    def close(self) -> None:
-        """End them."""
-        ...
-
-
-class NoRanks:
-    """An unsharded model's."""
-
-    def watch(self, on_failure: Callable[[Exception], None]) -> None:
-        """Nobody to watch."""
-
-    def close(self) -> None:
-        """Nobody to end."""
-
-
-class Runner(Protocol):
-    """Computes steps; see `runner.ModelRunner`. `prepare` is called on one thread, `compute` on another, each in order."""
-
-    def prepare(self, step: Step, changes: Sequence[Change]) -> Any: ...
-
-    def compute(self, batch: Any) -> dict[str, SampledToken]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """What loading gives to the engine."""
-
-    runner: Runner
-    limits: SchedulerLimits
-    eos_token_ids: frozenset[int]
-    decode: Callable[[Sequence[int], bool], str]
-    """Text of token ids; the flag leaves special tokens out."""
-    policy: SchedulerPolicy = field(default_factory=SchedulerPolicy)
-    prefix_cache: bool = True
-    tiers: Tiers = field(default_factory=Tiers)
-    ranks: Ranks = field(default_factory=NoRanks)
 
 
 @dataclass(slots=True)

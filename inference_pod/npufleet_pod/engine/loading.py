@@ -14,9 +14,9 @@ from npufleet_pod.calibration import calibrated_for, check_calibration
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.distributed.group import RankGroup
 from npufleet_pod.engine.distributed.leading import attach_group, connect_group, group_limits, start_group, take_group_caches
-from npufleet_pod.engine.engine import LoadedEngine, NoRanks
 from npufleet_pod.engine.fusion import DynamicFusionManager
 from npufleet_pod.engine.limits import check_weights_fit, memory_limits
+from npufleet_pod.engine.loaded import LoadedEngine, NoRanks
 from npufleet_pod.engine.memory.errors import EngineMemoryError
 from npufleet_pod.engine.memory.pool import HostRegion
 from npufleet_pod.engine.memory.shared import SharedRegion

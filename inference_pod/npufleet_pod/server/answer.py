@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from npufleet_pod.engine.engine import Generation
+from npufleet_pod.engine.generation import Generation
 from npufleet_pod.engine.request import GenerationRequest, TokenOutput
 from npufleet_pod.errors import RequestError
 from npufleet_pod.server.echo import Echo

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from npufleet_pod.engine.changes import Change
-from npufleet_pod.engine.engine import MAX_FAILED_STEPS, Engine, LoadedEngine
+from npufleet_pod.engine.engine import MAX_FAILED_STEPS, Engine
+from npufleet_pod.engine.loaded import LoadedEngine
 from npufleet_pod.engine.request import FinishReason, SampledToken, SamplingParams
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.engine.stats import EngineSnapshot
