@@ -32,7 +32,10 @@ def learn(before: LearnedCapacity, s: Signals, ready: Sequence[PodView], slo: Sl
                 concurrency = max(1, min(concurrency, carried - 1))
             if work and worked:
                 work = min(work, worked)
-    return LearnedCapacity(concurrency=concurrency, work_per_second=work, load_seconds=_load_seconds(before.load_seconds, s, ready))
+    load_seconds = _load_seconds(before.load_seconds, s, ready)
+    if (concurrency, work, load_seconds) == (before.concurrency, before.work_per_second, before.load_seconds):
+        return before
+    return LearnedCapacity(concurrency=concurrency, work_per_second=work, load_seconds=load_seconds)
 
 
 def _load_seconds(before: int, s: Signals, ready: Sequence[PodView]) -> int:

@@ -56,31 +56,27 @@ def scale(
     s = signals(measured, model.key, ready)
     capacity = learn(before.capacity, s, ready, spec.slo)
     up, down = _not_after(before.last_up_time, now), _not_after(before.last_down_time, now)
-    status = before.model_copy(
-        update={
-            "data": s.data.value,
-            "capacity": capacity,
-            "last_up_time": timestamp(up) if up else None,
-            "last_down_time": timestamp(down) if down else None,
-        }
-    )
+    seen = {
+        "data": s.data.value,
+        "capacity": capacity,
+        "last_up_time": timestamp(up) if up else None,
+        "last_down_time": timestamp(down) if down else None,
+    }
     if spec.replicas is not None:
         message = f"spec.replicas fixes {spec.replicas}"
-        status = status.model_copy(
-            update={"wanted_replicas": spec.replicas, "forecast_replicas": 0, "reason": Reason.PINNED.value, "message": message}
-        )
+        pinned = {"wanted_replicas": spec.replicas, "forecast_replicas": 0, "reason": Reason.PINNED.value, "message": message}
+        status = before.model_copy(update={**seen, **pinned})
         return Target(spec.replicas, spec.replicas, spec.replicas, Reason.PINNED, message, status, elastic=False)
     base = _base(model, spec, pool, replicas)
     view = _View(spec, pool, replicas, s, capacity, base, before, up, down, now)
     verdict = view.verdict()
-    status = status.model_copy(
-        update={
-            "wanted_replicas": verdict.wanted,
-            "forecast_replicas": view.floor,
-            "reason": verdict.reason.value,
-            "message": verdict.message[:1000],
-        }
-    )
+    decided = {
+        "wanted_replicas": verdict.wanted,
+        "forecast_replicas": view.floor,
+        "reason": verdict.reason.value,
+        "message": verdict.message[:1000],
+    }
+    status = before.model_copy(update={**seen, **decided})
     return Target(base, verdict.wanted, min(view.lowest, verdict.wanted), verdict.reason, verdict.message, status)
 
 
