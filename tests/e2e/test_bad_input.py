@@ -163,8 +163,7 @@ def test_the_example_of_a_large_model_gets_an_honest_condition(installed: Cluste
         assert "write pvc://CLAIM/PATH" in told["message"]
         pool = settled("the pool's conditions", lambda: _conditions(_get(installed, "npool", "prod")))
         assert pool["Accepted"]["status"] == "True"
-        assert pool["NotYetEffective"]["status"] == "True"
-        assert "minPercent" in pool["NotYetEffective"]["message"]
+        assert pool["NotYetEffective"]["status"] == "False", pool["NotYetEffective"]["message"]
     finally:
         installed.run_kubectl("delete", "-f", manifest, "--wait=false")
 
