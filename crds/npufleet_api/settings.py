@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -36,6 +37,14 @@ class PrecisionSettings(SettingsModel):
     kv_cache: KvCacheDtype = KvCacheDtype.AUTO
 
 
+class ToolCallFormat(StrEnum):
+    """How a model writes calls of tools; Auto goes by its chat template."""
+
+    AUTO = "Auto"
+    HERMES = "Hermes"
+    LLAMA = "Llama"
+
+
 class EngineSettings(SettingsModel):
     """`engine.yaml`: everything that the engine container needs to know."""
 
@@ -68,6 +77,7 @@ class EngineSettings(SettingsModel):
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     rank_timeout_seconds: float = Field(default=60, ge=1, le=3600, description="A rank without progress for so long ends the replica.")
     cpu_threads: int | None = Field(default=None, ge=1, le=1024, description="Compute threads; unset is the container's CPU limit.")
+    tool_format: ToolCallFormat = ToolCallFormat.AUTO
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     shutdown: ShutdownSettings = ShutdownSettings()
 

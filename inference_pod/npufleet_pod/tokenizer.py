@@ -45,10 +45,6 @@ class TextTokenizer:
         """Ids in use, added tokens included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def to_json(self) -> str:
-        """The tokenizer as tokenizer.json describes it."""
-        return self._tokenizer.to_str()
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Raises InvalidRequestError for text that is not Unicode (lone surrogates)."""
         return self._encode(text, add_special_tokens).ids

@@ -23,7 +23,8 @@ END_SECONDS = 60
 class PodProcess:
     """A running server. Ports are known once it listens."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, model_path: Path) -> None:
+        self.model_path = model_path
         self.process = process
         self._folder = folder
         self._ports: tuple[int, int] | None = None
@@ -119,7 +120,7 @@ def start_pod(model: Path, folder: Path, *, environment: dict[str, str] | None =
     ]
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env={**os.environ, "POD_NAME": "pod-0", **(environment or {})})
-        pod = PodProcess(process, folder)
+        pod = PodProcess(process, folder, model)
         try:
             yield pod
         finally:

@@ -50,6 +50,15 @@ class StopParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Thoughts:
+    """A model's thoughts before its answer: the tokens that begin and end them, and whether the prompt has begun them already."""
+
+    start_token: int
+    end_token: int
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate."""
 
@@ -68,8 +77,8 @@ class GenerationRequest:
     """Requests share cached prefixes only with those of the same salt."""
     grammar: Grammar | None = None
     """What the answer has to obey; it ends where the grammar does."""
-    grammar_after: int | None = None
-    """The token after which the grammar begins, such as the end of a model's thoughts; None: it begins at once."""
+    thoughts: Thoughts | None = None
+    """What may come before the grammar begins; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

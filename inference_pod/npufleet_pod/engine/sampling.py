@@ -13,7 +13,7 @@ from torch import Tensor
 from npufleet_pod.engine.drawing import draw, uniforms
 from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, allow_only, forbid, penalise, penalties_of
 from npufleet_pod.engine.logprobs import PromptScores, token_logprobs
-from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams
+from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams, Thoughts
 from npufleet_pod.errors import GrammarError
 
 if TYPE_CHECKING:
@@ -34,15 +34,16 @@ class _Sequence:
     logprobs: int | None
     prompt: PromptScores | None
     grammar: GrammarState | None = None
-    grammar_after: int | None = None
-    """The token that the grammar still waits for."""
+    thoughts: Thoughts | None = None
+    thinks: bool = False
+    """Whether the grammar waits for the end of the thoughts; the answer cannot end before."""
     error: GrammarError | None = None
     drawn: int = 0
 
     @property
     def constrained(self) -> bool:
         """Whether the grammar says what comes next."""
-        return self.grammar is not None and self.grammar_after is None and self.error is None and not self.grammar.ended
+        return self.grammar is not None and not self.thinks and self.error is None and not self.grammar.ended
 
 
 class Sampler:
@@ -73,7 +74,8 @@ class Sampler:
             logprobs=request.logprobs,
             prompt=None if top is None else PromptScores(request.prompt_token_ids, top),
             grammar=None if request.grammar is None else request.grammar.start(),
-            grammar_after=request.grammar_after,
+            thoughts=request.thoughts,
+            thinks=request.thoughts is not None and request.thoughts.begun,
         )
 
     def remove(self, request_id: str) -> None:
@@ -117,7 +119,7 @@ class Sampler:
         """Apply what changes which token is likeliest, in vLLM's order: bias, min_tokens, penalties; last, what a grammar allows."""
         rows = list(enumerate(sequences))
         add_biases(logits, {row: one.bias for row, one in rows if one.bias is not None})
-        forbid(logits, {row: one.end_tokens for row, one in rows if one.drawn < one.min_tokens and one.end_tokens.size})
+        forbid(logits, {row: one.end_tokens for row, one in rows if (one.drawn < one.min_tokens or one.thinks) and one.end_tokens.size})
         penalise(logits, {row: (one.penalties, one.seen) for row, one in rows if one.penalties is not None and one.seen.ids.size})
         allow_only(logits, {row: mask for row, one in rows if one.constrained and (mask := _allowed(one)) is not None})
 
@@ -126,18 +128,24 @@ def _allowed(sequence: _Sequence) -> NDArray[np.bool_] | None:
     """What the grammar allows next, (vocabulary,); None once it cannot be told."""
     assert sequence.grammar is not None  # noqa: S101 - what makes it constrained
     try:
-        return sequence.grammar.allowed()
+        allowed = sequence.grammar.allowed()
     except GrammarError as error:
         sequence.error = error
         return None
+    if sequence.thoughts is not None and sequence.drawn == 0:
+        allowed[sequence.thoughts.start_token] = True
+    return allowed
 
 
 def _advance(sequence: _Sequence, token_id: int) -> bool:
     """Tell the grammar of the token; whether it ends there."""
     if sequence.grammar is None:
         return False
-    if sequence.grammar_after is not None:
-        sequence.grammar_after = None if token_id == sequence.grammar_after else sequence.grammar_after
+    thoughts = sequence.thoughts
+    if thoughts is not None and sequence.thinks:
+        sequence.thinks = token_id != thoughts.end_token
+    elif thoughts is not None and sequence.drawn == 0 and token_id == thoughts.start_token:
+        sequence.thinks = True
     elif sequence.constrained:
         try:
             sequence.grammar.accept(token_id)

@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 from npufleet_pod.engine.generation import Generation
 from npufleet_pod.engine.request import GenerationRequest, TokenOutput
 from npufleet_pod.errors import RequestError
+from npufleet_pod.server.delta import Delta
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.errors import INTERNAL_ERROR, answer_for
 from npufleet_pod.server.logprobs import ScoredToken
+from npufleet_pod.server.message import MessageFormat
 from npufleet_pod.server.progress import Piece, Progress
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import Choice, Ending, Usage, Wording
@@ -48,6 +50,8 @@ class AnswerPlan:
     """What precedes each answer: one per request, or none."""
     prompt_only: bool = False
     """Whether the answers end with the echo."""
+    message: MessageFormat | None = None
+    """How a chat's answers are read; None: they are text."""
 
 
 class GenerationResponse(Response):
@@ -60,7 +64,7 @@ class GenerationResponse(Response):
         super().__init__()
         self._serving = serving
         self._plan = plan
-        self._progress = Progress(plan.requests, plan.echoes, plan.prompt_only)
+        self._progress = Progress(plan.requests, plan.echoes, plan.prompt_only, plan.message)
         self._worded: set[int] = set()
         """Choices of which a chunk was sent."""
 
@@ -77,17 +81,17 @@ class GenerationResponse(Response):
     async def _whole(self, generation: Generation, scope: Scope, receive: Receive, send: Send) -> None:
         plan, progress = self._plan, self._progress
         scored = [request.logprobs is not None for request in plan.requests]
-        texts: list[list[str]] = [[] for _ in scored]
+        deltas: list[list[Delta]] = [[] for _ in scored]
         tokens: list[list[ScoredToken]] = [[] for _ in scored]
         endings: dict[int, Ending] = {}
         while not generation.finished:
             index, output = await generation.next()
             piece = progress.take(index, output)
-            texts[index].append(piece.text)
+            deltas[index].append(piece.delta)
             tokens[index] += piece.scored
             if piece.ending is not None:
                 endings[index] = piece.ending
-        choices = [Choice(endings[i], texts[i], tokens[i] if scored[i] else None) for i in range(len(scored))]
+        choices = [Choice(endings[i], deltas[i], tokens[i] if scored[i] else None) for i in range(len(scored))]
         usage = Usage(plan.prompt_tokens, progress.tokens)
 
         def word() -> Response:
@@ -127,8 +131,8 @@ class GenerationResponse(Response):
     def _word(self, index: int, piece: Piece) -> bytes:
         wording, usage, events = self._plan.wording, self._usage() if self._plan.continuous_usage else None, b""
         scored = piece.scored
-        if piece.text:
-            events = self._event(wording.text_chunk(index, piece.text, index not in self._worded, scored), usage)
+        if piece.delta:
+            events = self._event(wording.delta_chunk(index, piece.delta, index not in self._worded, scored), usage)
             self._worded.add(index)
             scored = []
         if piece.ending is not None:

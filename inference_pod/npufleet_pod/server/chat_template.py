@@ -47,16 +47,25 @@ class _TokenizerConfig(BaseModel):
 class ChatTemplate:
     """A compiled template with the model's special tokens."""
 
-    def __init__(self, template: Template | None, special_tokens: Mapping[str, str]) -> None:
-        """template: None if the model has none; rendering then says so."""
+    def __init__(self, template: Template | None, special_tokens: Mapping[str, str], source: str = "") -> None:
+        """template: None if the model has none; rendering then says so. source: what it was compiled from."""
+        self.source = source
         self._template = template
         self._special_tokens = special_tokens
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, extra: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt of a conversation. Raises InvalidRequestError if the template refuses it."""
         if self._template is None:
             raise InvalidRequestError("the model has no chat template: use /v1/completions", "messages")
         variables = {**(extra or {}), **self._special_tokens, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        if tools is not None:
+            variables["tools"] = tools
         try:
             return self._template.render(variables)
         except TemplateError as error:
@@ -82,7 +91,7 @@ def load_chat_template(model_dir: Path) -> ChatTemplate:
     if source is None:
         return ChatTemplate(None, special)
     try:
-        return ChatTemplate(_environment().from_string(source), special)
+        return ChatTemplate(_environment().from_string(source), special, source)
     except TemplateError as error:
         where = path if path.exists() else config_path
         raise ModelError(f"{where}: chat_template: {one_line(str(error))}: correct the template") from error

@@ -13,6 +13,7 @@ from npufleet_pod.errors import ContextLengthError, InvalidRequestError
 from npufleet_pod.server.answer import AnswerPlan
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.infill import infill_tokens
+from npufleet_pod.server.message import MessageFormat
 from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
@@ -32,7 +33,8 @@ async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
     given = body.prompts()
     prompts = [await _prompt_ids(serving, prompt, body.suffix) for prompt in given]
     wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
-    grammar = await _grammar(serving, body)
+    source = body.grammar_source()
+    grammar = None if source is None else await serving.grammars.compile(source)
     plan = _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id, grammar)
     if not body.echo:
         return plan
@@ -50,12 +52,24 @@ async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
     """What `POST /v1/chat/completions` asks for. Raises RequestError."""
     _check(serving, body)
     messages = [message.for_template() for message in body.messages]
-    text = serving.template.render(messages, body.add_generation_prompt, body.chat_template_kwargs)
+    tools, form = body.tool_use(), serving.tool_format
+    if tools is not None and form is None:
+        raise InvalidRequestError("the model's chat template has no place for tools: leave them out, or serve another model", "tools")
+    text = serving.template.render(
+        messages, body.add_generation_prompt, body.chat_template_kwargs, None if tools is None else tools.for_template()
+    )
     prompt = await encode(serving, text, add_special_tokens=False)
+    thoughts = None if serving.reasoning is None else serving.reasoning.thoughts(text)
+    answer = MessageFormat(tools, form, thoughts is not None, thoughts is not None and thoughts.begun, body.include_reasoning)
     wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    grammar = await _grammar(serving, body)
-    return _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id, grammar)
+    source = body.grammar_source()
+    if tools is not None and form is not None:
+        source = tools.grammar_source(form, source)
+    grammar = None if source is None else await serving.grammars.compile(source)
+    plan = _plan(serving, body, [prompt], asked, serving.limits.max_model_length, wording, wording.answer_id, grammar)
+    requests = plan.requests if grammar is None else tuple(replace(request, thoughts=thoughts) for request in plan.requests)
+    return replace(plan, requests=requests, message=answer)
 
 
 async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -98,11 +112,6 @@ async def _echo(serving: Serving, prompt: str | list[int], skip_special_tokens: 
         offsets = await asyncio.to_thread(tokenizer.offsets, prompt) if len(prompt) > INLINE_ENCODE_CHARS else tokenizer.offsets(prompt)
         return Echo(prompt, tuple(offsets))
     return Echo.of_tokens(prompt, tokenizer, skip_special_tokens)
-
-
-async def _grammar(serving: Serving, body: GenerationBody) -> Grammar | None:
-    source = body.grammar_source()
-    return None if source is None else await serving.grammars.compile(source)
 
 
 def _checked_ids(serving: Serving, token_ids: list[int]) -> list[int]:

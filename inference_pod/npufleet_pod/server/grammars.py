@@ -79,7 +79,7 @@ class GrammarCompiler:
         try:
             from npufleet_pod.engine.grammar import GrammarVocabulary
 
-            return GrammarVocabulary(self._tokenizer.to_json(), self._columns, self._eos_token_ids)
+            return GrammarVocabulary(self._tokenizer, self._columns, self._eos_token_ids)
         except (ImportError, ValueError) as error:
             # Without the library, or for a tokenizer that it does not know, everything else can still be served.
             logger.warning("no structured output", extra={"reason": one_line(str(error))})

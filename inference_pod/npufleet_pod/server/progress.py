@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from npufleet_pod.engine.request import FinishReason, GenerationRequest, TokenOutput
+from npufleet_pod.server.delta import Delta, joined
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.logprobs import ScoredToken, scored_answer
+from npufleet_pod.server.message import MessageFormat, MessageParser
 from npufleet_pod.server.wording import Ending
 
 
@@ -15,7 +17,7 @@ from npufleet_pod.server.wording import Ending
 class Piece:
     """What one generated token adds to a choice."""
 
-    text: str
+    delta: Delta
     scored: list[ScoredToken]
     ending: Ending | None
 
@@ -28,11 +30,14 @@ class Progress:
     echoes: Sequence[Echo] = ()
     """One per request, or none."""
     prompt_only: bool = False
+    message: MessageFormat | None = None
+    """How answers are read; None: they are text."""
     tokens: int = 0
     """Generated tokens that count."""
     _begun: set[int] = field(default_factory=set)
     _held: dict[int, list[ScoredToken]] = field(default_factory=dict)
     """Scores that wait for text to come with."""
+    _parsers: dict[int, MessageParser] = field(default_factory=dict)
 
     def take(self, index: int, output: TokenOutput) -> Piece:
         """The piece that the next token of choice `index` makes."""
@@ -46,10 +51,20 @@ class Progress:
                 if output.prompt_logprobs is not None:
                     scored = echo.scored(self.requests[index].prompt_token_ids, output.prompt_logprobs)
         if self.prompt_only:
-            return Piece(text, scored, ending and Ending(FinishReason.LENGTH, None))
+            return Piece(Delta(text), scored, ending and Ending(FinishReason.LENGTH, None))
         self.tokens += 1
-        text += output.text
+        delta, ending = self._read(index, text + output.text, ending)
         scored = [*self._held.pop(index, ()), *scored, *scored_answer(output.logprobs, len(echo.text) if echo is not None else 0)]
-        if scored and not text and ending is None:
+        if scored and not delta and ending is None:
             self._held[index], scored = scored, []
-        return Piece(text, scored, ending)
+        return Piece(delta, scored, ending)
+
+    def _read(self, index: int, text: str, ending: Ending | None) -> tuple[Delta, Ending | None]:
+        if self.message is None:
+            return Delta(text), ending
+        parser = self._parsers.setdefault(index, self.message.parser())
+        delta = parser.push(text)
+        if ending is None:
+            return delta, None
+        delta = joined([delta, parser.finish()])
+        return delta, Ending(ending.reason, ending.stop, called=parser.called)

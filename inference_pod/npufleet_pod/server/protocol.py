@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -11,6 +12,7 @@ from npufleet_pod.engine.request import MAX_TOP_LOGPROBS, SamplingParams, StopPa
 from npufleet_pod.errors import InvalidRequestError
 from npufleet_pod.server.body import Body
 from npufleet_pod.server.structured import StructuredFields
+from npufleet_pod.server.tools import ToolChoice, Tools, ToolUse
 
 MAX_CHOICES = 128
 """Most sequences that one request may ask for: prompts × n."""
@@ -164,6 +166,7 @@ class Message(Body):
     name: Annotated[str, StringConstraints(max_length=256)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content as one string. Raises InvalidRequestError for a part that is not text."""
@@ -175,7 +178,23 @@ class Message(Body):
             fields["content"] = "\n".join(part.text for part in self.content if part.text is not None)
         else:
             fields["content"] = self.content or ""
+        if self.tool_calls is not None:
+            fields["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
         return fields
+
+
+def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of an earlier answer: clients send its arguments as text, templates expect an object."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            "messages: the arguments of a tool call are not JSON: send them as they were answered", "messages"
+        ) from error
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class ChatBody(GenerationBody):
@@ -187,8 +206,11 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[Any] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
+    """False: a thinking model's thoughts are left out of the answer."""
 
     @property
     def top_logprobs_asked(self) -> int | None:
@@ -200,8 +222,10 @@ class ChatBody(GenerationBody):
         super().check(vocabulary)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true: leave it out or set logprobs", "top_logprobs")
-        if self.tools and self.tool_choice != "none":
-            raise InvalidRequestError('tools are not supported: leave them out, or set tool_choice to "none"', "tools")
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that may be called, None if there are none. Raises InvalidRequestError."""
+        return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
 
 class TokenizeBody(Body):

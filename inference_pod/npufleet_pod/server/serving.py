@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from npufleet_api.settings import EngineSettings
+from npufleet_api.settings import EngineSettings, ToolCallFormat
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.scheduler import SchedulerLimits
@@ -13,9 +14,11 @@ from npufleet_pod.server.chat_template import ChatTemplate
 from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
 from npufleet_pod.server.metrics import EngineMetrics
+from npufleet_pod.server.reasoning import ReasoningFormat
+from npufleet_pod.server.tools import ToolFormat
 
 
-@dataclass(slots=True)
+@dataclass
 class Serving:
     """One model as it is served."""
 
@@ -43,6 +46,17 @@ class Serving:
         if self.loaded_limits is None:
             raise NotReadyError("the model is loading: try again later", draining=False)
         return self.loaded_limits
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How the model writes its thoughts; None if it has none."""
+        return ReasoningFormat.of(self.files.tokenizer, self.template.source)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model calls tools; None if its chat template has no place for them."""
+        chosen = self.settings.tool_format
+        return ToolFormat.of(self.template.source) if chosen is ToolCallFormat.AUTO else ToolFormat(chosen.value.lower())
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError unless `name` is served; None stands for the only model."""

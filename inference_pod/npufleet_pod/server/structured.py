@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 from npufleet_pod.errors import InvalidRequestError
 from npufleet_pod.server.body import Body
 
-MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_GRAMMAR_BYTES = 256 * 1024
 """Of a schema, expression or grammar as it was sent."""
 
 GrammarText = Annotated[str, StringConstraints(min_length=1)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from npufleet_pod.engine.request import FinishReason
+from npufleet_pod.server.delta import CallDelta, Delta, joined
 from npufleet_pod.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from npufleet_pod.tokenizer import TextTokenizer
 
@@ -33,10 +35,13 @@ class Ending:
 
     reason: FinishReason
     stop: str | int | None
+    called: bool = False
+    """Whether the answer ended with calls of tools."""
 
     def as_dict(self) -> dict[str, Any]:
         """Fields of a choice."""
-        return {"finish_reason": self.reason.value, "stop_reason": self.stop}
+        reason = "tool_calls" if self.called and self.reason is FinishReason.STOP else self.reason.value
+        return {"finish_reason": reason, "stop_reason": self.stop}
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class Choice:
     """One answer of several, once it is whole."""
 
     ending: Ending
-    text: list[str] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
     scored: list[ScoredToken] | None = None
     """None: no log probabilities were asked for."""
 
@@ -59,8 +64,8 @@ class Wording(Protocol):
         """The answer in one piece."""
         ...
 
-    def text_chunk(self, index: int, text: str, first: bool, scored: Scored) -> dict[str, Any]:
-        """A piece of a choice's text; `first` if it is the choice's first chunk."""
+    def delta_chunk(self, index: int, delta: Delta, first: bool, scored: Scored) -> dict[str, Any]:
+        """A piece of a choice; `first` if it is the choice's first chunk."""
         ...
 
     def end_chunk(self, index: int, ending: Ending, first: bool, scored: Scored) -> dict[str, Any]:
@@ -85,11 +90,11 @@ class CompletionWording:
         worded = []
         for index, choice in enumerate(choices):
             logprobs = None if choice.scored is None else completion_logprobs(choice.scored, self.tokenizer)
-            worded.append({"index": index, "text": "".join(choice.text), "logprobs": logprobs, **choice.ending.as_dict()})
+            worded.append({"index": index, "text": joined(choice.deltas).content, "logprobs": logprobs, **choice.ending.as_dict()})
         return {**self._head(), "choices": worded, "usage": usage.as_dict()}
 
-    def text_chunk(self, index: int, text: str, first: bool, scored: Scored) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": self._logprobs(scored), "finish_reason": None}
+    def delta_chunk(self, index: int, delta: Delta, first: bool, scored: Scored) -> dict[str, Any]:
+        choice = {"index": index, "text": delta.content, "logprobs": self._logprobs(scored), "finish_reason": None}
         return {**self._head(), "choices": [choice]}
 
     def end_chunk(self, index: int, ending: Ending, first: bool, scored: Scored) -> dict[str, Any]:
@@ -118,14 +123,14 @@ class ChatWording:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         worded = []
         for index, choice in enumerate(choices):
-            message = {"role": "assistant", "content": "".join(choice.text)}
+            message = _message(joined(choice.deltas))
             logprobs = None if choice.scored is None else chat_logprobs(choice.scored, self.tokenizer)
             worded.append({"index": index, "message": message, "logprobs": logprobs, **choice.ending.as_dict()})
         return {**self._head("chat.completion"), "choices": worded, "usage": usage.as_dict()}
 
-    def text_chunk(self, index: int, text: str, first: bool, scored: Scored) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": text} if first else {"content": text}
-        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(scored), "finish_reason": None}
+    def delta_chunk(self, index: int, delta: Delta, first: bool, scored: Scored) -> dict[str, Any]:
+        worded = {**({"role": "assistant"} if first else {}), **_fields(delta)}
+        choice = {"index": index, "delta": worded, "logprobs": self._logprobs(scored), "finish_reason": None}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def end_chunk(self, index: int, ending: Ending, first: bool, scored: Scored) -> dict[str, Any]:
@@ -142,3 +147,31 @@ class ChatWording:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.answer_id, "object": kind, "created": self.created_unix, "model": self.model}
+
+
+def _message(whole: Delta) -> dict[str, Any]:
+    """An answer's message. Its text is null where there are only calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": whole.content or (None if whole.calls else "")}
+    if whole.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    if whole.calls:
+        message["tool_calls"] = [_call(call) for call in whole.calls]
+    return message
+
+
+def _fields(delta: Delta) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if delta.reasoning:
+        fields["reasoning_content"] = delta.reasoning
+    if delta.content:
+        fields["content"] = delta.content
+    if delta.calls:
+        fields["tool_calls"] = [{"index": call.index, **_call(call)} for call in delta.calls]
+    return fields
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    """A call, or in a stream a part of one; the first names it."""
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from llguidance import LLMatcher
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from npufleet_pod.engine.grammar import Grammar, GrammarVocabulary, compile_grammar
-from npufleet_pod.engine.request import FinishReason, GenerationRequest, SamplingParams, StopParams
+from npufleet_pod.engine.request import FinishReason, GenerationRequest, SamplingParams, StopParams, Thoughts
 from npufleet_pod.engine.sampling import Sampler
 from npufleet_pod.errors import GrammarError, InvalidRequestError
-from npufleet_pod.tokenizer import load_tokenizer
+from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
 from support.local_engine import Recorder, collect, local_engine, request
 from support.tiny_model import build_tokenizer
 
@@ -28,7 +29,7 @@ PATTERN = "(cat|dog|[0-9]{2}), (the|a|hello)+ [a-z]{3,7}!"
 
 
 def grammar(regex: str, columns: int = SIZE) -> Grammar:
-    return compile_grammar(LLMatcher.grammar_from_regex(regex), GrammarVocabulary(build_tokenizer().to_str(), columns, EOS))
+    return compile_grammar(LLMatcher.grammar_from_regex(regex), GrammarVocabulary(TextTokenizer(build_tokenizer()), columns, EOS))
 
 
 def token(text: str) -> int:
@@ -70,14 +71,25 @@ def test_bias_and_min_tokens_yield_to_the_grammar_and_columns_without_a_token_ne
     assert sampled(ended, logits, 1)[0][0] in EOS
 
 
-def test_a_grammar_may_begin_after_a_token() -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_grammar_waits_for_the_end_of_thoughts(begun: bool) -> None:
+    def liking(text: str) -> torch.Tensor:
+        logits = torch.zeros(SIZE)
+        logits[token(text)] = 9
+        return logits
+
+    sampler = sampler_of(grammar=grammar("ab"), thoughts=Thoughts(token("s"), token("w"), begun))
+    if not begun:
+        assert sampled(sampler, liking("s"), 1) == [(token("s"), False)]
+    assert sampled(sampler, liking("q"), 3) == [(token("q"), False)] * 3
+    assert sampled(sampler, liking("w"), 1) == [(token("w"), False)]
+    assert sampled(sampler, liking("s"), 2) == [(token("a"), False), (token("b"), True)]
+
+
+def test_an_answer_without_thoughts_obeys_from_its_first_token() -> None:
     logits = torch.zeros(SIZE)
-    logits[token("q")] = 5
-    sampler = sampler_of(grammar=grammar("ab"), grammar_after=token("w"))
-    assert sampled(sampler, logits, 3) == [(token("q"), False)] * 3
-    nudged = logits.clone()
-    nudged[token("w")] = 9
-    assert sampled(sampler, nudged, 1) == [(token("w"), False)]
+    logits[[token("q"), token("w")]] = 9
+    sampler = sampler_of(grammar=grammar("ab"), thoughts=Thoughts(token("s"), token("w"), begun=False))
     assert sampled(sampler, logits, 2) == [(token("a"), False), (token("b"), True)]
 
 
@@ -93,7 +105,7 @@ def test_a_copy_that_went_to_another_process_is_without_the_compiled_form() -> N
 @pytest.mark.parametrize("text", ["", "{", '{"grammars": []}', "start: missing", '{"grammars": [{"json_schema": {"$ref": "#"}}]}'])
 def test_a_grammar_that_is_none_or_allows_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="grammar"):
-        compile_grammar(text, GrammarVocabulary(build_tokenizer().to_str(), SIZE, EOS))
+        compile_grammar(text, GrammarVocabulary(TextTokenizer(build_tokenizer()), SIZE, EOS))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +163,7 @@ async def test_an_answer_whose_grammar_fails_ends_with_an_error_and_the_others_g
             return state
 
     template = grammar("a{40}")
-    failing = Failing(template._matcher, SIZE)
+    failing = Failing(template._matcher, template._vocabulary)
     async with local_engine(tiny_model) as engine:
         bad = engine.submit([replace(request("bad", [5], 30), grammar=failing)])
         good = engine.submit([replace(request("good", [5], 60), grammar=template)])
@@ -163,3 +175,35 @@ async def test_an_answer_whose_grammar_fails_ends_with_an_error_and_the_others_g
         while (snapshot := engine.snapshot()).kv_usage:  # noqa: ASYNC110 - nobody is told of it
             await asyncio.sleep(0.01)
         assert snapshot.running == 0
+
+
+def test_marks_that_are_single_tokens_are_text_to_a_grammar_unless_they_are_special() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<tool_call>"])
+    tokenizer.add_special_tokens(["<|special|>"])
+    vocabulary = GrammarVocabulary(TextTokenizer(tokenizer), SIZE + 20, EOS)
+    state = compile_grammar(LLMatcher.grammar_from_lark('start: "<tool_call>x" | "<|special|>"'), vocabulary).start()
+    allowed = {tokenizer.id_to_token(int(token_id)) for token_id in state.allowed().nonzero()[0]}
+    assert allowed == {"<tool_call>", "<"}
+    state.accept(tokenizer.token_to_id("<tool_call>"))
+    assert state.allowed().nonzero()[0].tolist() == [token("x")]
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_can_be_constrained() -> None:
+    pieces = ["<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581ab", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[("a", "b"), ("\u2581", "ab")], byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    state = compile_grammar(
+        LLMatcher.grammar_from_lark('start: "ab ab"'), GrammarVocabulary(TextTokenizer(tokenizer), len(pieces), {1})
+    ).start()
+    chosen = []
+    while not state.ended:
+        chosen.append(int(state.allowed().nonzero()[0][-1]))
+        state.accept(chosen[-1])
+    assert TextTokenizer(tokenizer).decode([chosen[0], *chosen], True).endswith("ab ab")

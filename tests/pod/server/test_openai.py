@@ -153,6 +153,7 @@ def test_metrics_count_what_was_done(pod: PodProcess, client: OpenAI) -> None:
 
 
 CHAT = {"model": "tiny", "messages": HELLO}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 COMPLETION = {"model": "tiny", "prompt": "x"}
 
 
@@ -194,7 +195,17 @@ COMPLETION = {"model": "tiny", "prompt": "x"}
         ),
         ("chat/completions", {**CHAT, "priority": "high"}, 400, "priority", "valid integer"),
         ("chat/completions", {**CHAT, "cache_salt": ""}, 400, "cache_salt", "at least 1 character"),
-        ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "tools are not supported"),
+        ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "function: field is missing"),
+        ("chat/completions", {**CHAT, "tools": TOOLS}, 400, "tools", "the model's chat template has no place for tools"),
+        ("chat/completions", {**CHAT, "tools": TOOLS * 2}, 400, "tools", "'f' more than once"),
+        ("chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
+        (
+            "chat/completions",
+            {**CHAT, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            400,
+            "tool_choice",
+            "names 'g', which is not among tools",
+        ),
         ("chat/completions", {**CHAT, "response_format": {"type": "xml"}}, 400, "response_format", "'xml' is not supported"),
         (
             "chat/completions",

@@ -124,7 +124,7 @@ def test_a_json_object_begins_as_one(client: OpenAI) -> None:
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "(a"}, "guided_regex"),
         ({"guided_regex": "(" * 60_000}, "guided_regex"),
-        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_regex": "a" * 300_000}, "guided_regex"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice"),
