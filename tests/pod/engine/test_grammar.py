@@ -32,8 +32,8 @@ def grammar(regex: str, columns: int = SIZE) -> Grammar:
     return compile_grammar(LLMatcher.grammar_from_regex(regex), GrammarVocabulary(TextTokenizer(build_tokenizer()), columns, EOS))
 
 
-def token(text: str) -> int:
-    found = build_tokenizer().token_to_id(text)
+def token(text: str, tokenizer: Tokenizer | None = None) -> int:
+    found = (tokenizer or build_tokenizer()).token_to_id(text)
     assert found is not None
     return found
 
@@ -185,7 +185,7 @@ def test_marks_that_are_single_tokens_are_text_to_a_grammar_unless_they_are_spec
     state = compile_grammar(LLMatcher.grammar_from_lark('start: "<tool_call>x" | "<|special|>"'), vocabulary).start()
     allowed = {tokenizer.id_to_token(int(token_id)) for token_id in state.allowed().nonzero()[0]}
     assert allowed == {"<tool_call>", "<"}
-    state.accept(tokenizer.token_to_id("<tool_call>"))
+    state.accept(token("<tool_call>", tokenizer))
     assert state.allowed().nonzero()[0].tolist() == [token("x")]
 
 
