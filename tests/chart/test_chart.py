@@ -218,7 +218,7 @@ def test_the_operator_may_do_what_its_code_does(render: Callable[..., list[Objec
 
 def test_every_setting_of_the_operator_is_set_by_the_chart(render: Callable[..., list[Object]]) -> None:
     understood = {str(parameter.envvar) for parameter in run_command.params if parameter.envvar}
-    assert {name for name in environment(render()) if name != "POD_NAME"} == understood
+    assert {name for name in environment(render({"operator": {"recordPlansMi": 8}})) if name != "POD_NAME"} == understood
 
 
 def test_the_gateway_only_reads(render: Callable[..., list[Object]]) -> None:
