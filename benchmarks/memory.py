@@ -1,9 +1,10 @@
 """Memory of the engine, part by part: `python -m benchmarks.memory --json [--trace FILE]`.
 
-`fragmentation_percent`: KV memory reserved without a live token, on replayed traces (given by --trace) at the chat profile's block size;
-`--page-tokens 128` is what an NPU's kernel asks for. Traces: Mooncake's JSON lines, whose equal blocks are shared, or Azure's CSV of
-arrival, context and generated tokens. `kv_update_saved_percent`: time of a KV update beside transformers' DynamicCache. `peak_memory`: of a
-whole run, split into weights, KV, activations and scratch. `int8_heads`: see `benchmarks.int8_heads`.
+`fragmentation_percent`: KV memory reserved without a live token, on replayed traces (those of `benchmarks/data` unless --trace gives
+others) at the chat profile's block size; `--page-tokens 128` is what an NPU's kernel asks for. Traces: Mooncake's JSON lines, whose equal
+blocks are shared, or Azure's CSV of arrival, context and generated tokens. `kv_update_saved_percent`: time of a KV update beside
+transformers' DynamicCache. `peak_memory`: of a whole run, split into weights, KV, activations and scratch. `int8_heads`: see
+`benchmarks.int8_heads`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from benchmarks.traces import TraceError, die
 
 ROOT = Path(__file__).parents[1]
+TRACES = sorted((Path(__file__).parent / "data").glob("*_200.*"))
 SMOLLM2 = Path.home() / ".cache" / "npufleet" / "models" / "smollm2-135m-instruct"
 """Where `tools/smollm2.py` is told to write by the demo."""
 
@@ -28,11 +30,9 @@ SMOLLM2 = Path.home() / ".cache" / "npufleet" / "models" / "smollm2-135m-instruc
 def _fragmentation(arguments: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.fragmentation import measure_fragmentation
 
-    if not arguments.trace:
-        return {}
     try:
         return measure_fragmentation(
-            arguments.trace, arguments.requests, arguments.block_tokens, arguments.page_tokens or arguments.block_tokens
+            arguments.trace or TRACES, arguments.requests, arguments.block_tokens, arguments.page_tokens or arguments.block_tokens
         )
     except TraceError as error:
         die(error)
@@ -77,7 +77,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"comma-separated, of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--trace", type=Path, action="append", default=[], help="a request trace; may be given several times")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="a request trace instead; may be given several times")
     parser.add_argument("--requests", type=int, default=200, help="requests of each trace to replay (default: 200)")
     parser.add_argument("--block-tokens", type=int, default=16, help="tokens of a block (default: 16, the chat profile's)")
     parser.add_argument("--page-tokens", type=int, help="tokens of a kernel's page (default: one block)")
@@ -88,8 +88,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.requests < 1:
         parser.error(f"--requests: {arguments.requests} replays nothing: give at least 1")
-    if arguments.parts == ["fragmentation"] and not arguments.trace:
-        parser.error("--trace: fragmentation is measured on a request trace: give one")
 
     import torch
 

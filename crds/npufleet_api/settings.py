@@ -28,6 +28,21 @@ class ShutdownSettings(SettingsModel):
     drain_seconds: float = Field(default=120, ge=0, le=3600, description="Lets running requests finish.")
 
 
+class LayerPrecisionSettings(SettingsModel):
+    """Types of layers `first` to `last`, counted from 0; None: those of all layers."""
+
+    first: int = Field(ge=0, le=1023)
+    last: int = Field(ge=0, le=1023)
+    attention: WeightDtype | None = None
+    feed_forward: WeightDtype | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.first > self.last:
+            raise ValueError(f"first: {self.first} is above last {self.last}: swap them")
+        return self
+
+
 class PrecisionSettings(SettingsModel):
     """Types by role; Auto is the engine's dtype."""
 
@@ -35,6 +50,7 @@ class PrecisionSettings(SettingsModel):
     feed_forward: WeightDtype = WeightDtype.AUTO
     output: WeightDtype = WeightDtype.AUTO
     kv_cache: KvCacheDtype = KvCacheDtype.AUTO
+    layers: list[LayerPrecisionSettings] = Field(default=[], max_length=64, description="Of several that name a layer, the last counts.")
 
 
 class ToolCallFormat(StrEnum):

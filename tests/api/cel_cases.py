@@ -278,6 +278,23 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.engine.precision.feedForward", "spec.engine.precision.feedForward", "Int8", wrong="int4"),
     Field("spec.engine.precision.output", "spec.engine.precision.output", "Float32", wrong="fp8"),
     Field("spec.engine.precision.kvCache", "spec.engine.precision.kvCache", "Int8", wrong="Int4"),
+    Field("spec.engine.precision.layers", "spec.engine.precision.layers", [{"first": 0, "last": 1}], high=64),
+    Field("spec.engine.precision.layers[].first", "spec.engine.precision", 2, 0, 1023, wrap={"layers": [{"first": VALUE, "last": 1023}]}),
+    Field("spec.engine.precision.layers[].last", "spec.engine.precision", 2, 0, 1023, wrap={"layers": [{"first": 0, "last": VALUE}]}),
+    Field(
+        "spec.engine.precision.layers[].attention",
+        "spec.engine.precision",
+        "Int8",
+        wrong="int4",
+        wrap={"layers": [{"first": 0, "last": 1, "attention": VALUE}]},
+    ),
+    Field(
+        "spec.engine.precision.layers[].feedForward",
+        "spec.engine.precision",
+        "Float32",
+        wrong="fp8",
+        wrap={"layers": [{"first": 0, "last": 1, "feedForward": VALUE}]},
+    ),
     Field("spec.engine.calibrationRef.name", "spec.engine.calibrationRef.name", "tiny-calibration", 1, 253, wrong=_DNS_WRONG),
     Field("spec.engine.maxModelLength", "spec.engine.maxModelLength", 4096, 16, 10485760),
     Field("spec.engine.maxNumSequences", "spec.engine.maxNumSequences", 64, 1, 4096),
@@ -445,6 +462,7 @@ IMAGE = "runtime.image is only for VLLMAscend: remove it, or set runtime.name to
 ARGS = "runtime.args is only for VLLMAscend: remove it and use the fields of engine, or set runtime.name to VLLMAscend"
 REPLICAS = "scaling.minReplicas is above scaling.maxReplicas: lower minReplicas or raise maxReplicas"
 HEADS = "engine.precision.kvCache Int8Heads needs engine.calibrationRef, which names the heads: set it, or choose Int8 or Auto"
+LAYERS = "engine.precision.layers has a first above its last: swap them"
 DISK = "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither"
 
 CEL_CASES: list[Case] = [
@@ -499,6 +517,16 @@ CEL_CASES: list[Case] = [
     Case("ascendmodels spec.engine disk cache alone refused", _model("spec.engine", {"diskCacheMi": 1}), DISK),
     Case("ascendmodels spec.engine disk cache behind none refused", _model("spec.engine", {"hostCacheMi": 0, "diskCacheMi": 1}), DISK),
     Case("ascendmodels spec.engine chosen heads refused", _model("spec.engine", {"precision": {"kvCache": "Int8Heads"}}), HEADS),
+    Case(
+        "ascendmodels spec.engine.precision.layers one layer accepted",
+        _model("spec.engine.precision.layers", [{"first": 3, "last": 3}]),
+        None,
+    ),
+    Case(
+        "ascendmodels spec.engine.precision.layers first above last refused",
+        _model("spec.engine.precision.layers", [{"first": 4, "last": 3}]),
+        LAYERS,
+    ),
     Case("ascendmodels spec.engine all heads accepted", _model("spec.engine", {"precision": {"kvCache": "Int8"}}), None),
     Case(
         "ascendmodels spec.engine chosen heads of a calibration accepted",

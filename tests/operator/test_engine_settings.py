@@ -96,9 +96,16 @@ def test_clients_may_use_both_names() -> None:
 
 
 def test_types_by_role_reach_the_settings() -> None:
-    engine = {"precision": {"feedForward": "Int8", "kvCache": "Int8"}}
+    layers = [{"first": 0, "last": 1, "feedForward": "Float32"}]
+    engine = {"precision": {"feedForward": "Int8", "kvCache": "Int8", "layers": layers}}
     settings = engine_settings("team", "tiny", model_spec(engine=engine), pool_spec())
-    assert settings_document(settings)["precision"] == {"attention": "Auto", "feedForward": "Int8", "output": "Auto", "kvCache": "Int8"}
+    assert settings_document(settings)["precision"] == {
+        "attention": "Auto",
+        "feedForward": "Int8",
+        "output": "Auto",
+        "kvCache": "Int8",
+        "layers": layers,
+    }
 
 
 def test_a_calibration_says_the_batch_unless_the_model_does() -> None:

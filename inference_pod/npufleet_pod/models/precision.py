@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from npufleet_api.calibration import Int8KvHeads
 from npufleet_api.model import Dtype, KvCacheDtype, WeightDtype
-from npufleet_api.settings import PrecisionSettings
+from npufleet_api.settings import LayerPrecisionSettings, PrecisionSettings
 from npufleet_pod.errors import SettingsError
 from npufleet_pod.models.config import DecoderConfig
 
@@ -71,11 +72,10 @@ class PrecisionPlan:
 
     def describe(self) -> dict[str, str]:
         """What people read in the log."""
-        first = self.layers[0]
         kept = sum(len(heads) for heads in self.int8_kv_heads)
         return {
-            "attention": first.attention.weights.value,
-            "feed_forward": first.feed_forward.weights.value,
+            "attention": _runs([layer.attention.weights for layer in self.layers]),
+            "feed_forward": _runs([layer.feed_forward.weights for layer in self.layers]),
             "output": f"{self.output.weights.value}, computed in {self.output.compute.value}",
             "kv_cache": f"{self.kv_dtype.value}, {kept} heads in Int8",
         }
@@ -89,23 +89,51 @@ class PrecisionPlan:
         return replace(self, layers=tuple(layers))
 
 
+def _runs(types: Sequence[WeightDtype]) -> str:
+    """One type, or each with the layers that have it: `Int8, BFloat16 in 0-1`, the most frequent first and without its layers."""
+    usual = max(dict.fromkeys(types), key=types.count)
+    others = []
+    for kind, run in groupby(range(len(types)), key=lambda index: types[index]):
+        indices = list(run)
+        if kind is not usual:
+            others.append(f"{kind.value} in {indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else ""))
+    return ", ".join([usual.value, *others])
+
+
 def plan_precision(settings: PrecisionSettings, dtype: Dtype, config: DecoderConfig, chosen: Int8KvHeads | None = None) -> PrecisionPlan:
     """The plan that `settings` ask for, with the heads that a calibration chose. dtype: the engine's, not Auto.
 
     Auto is the engine's type; the output's scores are summed in float32 even then. Raises SettingsError.
     """
-    attention, feed_forward = _role(settings.attention, dtype), _role(settings.feed_forward, dtype)
+    whole = LayerPrecision(_role(settings.attention, dtype), _role(settings.feed_forward, dtype))
     heads = _int8_heads(settings.kv_cache, config, chosen)
-    return PrecisionPlan(
-        dtype=dtype,
-        layers=tuple(LayerPrecision(attention, feed_forward, heads[index]) for index in range(config.layers)),
-        output=_output(settings.output, dtype),
-    )
+    layers = [replace(whole, int8_kv_heads=heads[index]) for index in range(config.layers)]
+    for number, part in enumerate(settings.layers):
+        _apply(layers, part, f"precision.layers.{number}", dtype)
+    return PrecisionPlan(dtype=dtype, layers=tuple(layers), output=_output(settings.output, dtype))
 
 
 def uniform_precision(dtype: Dtype, config: DecoderConfig) -> PrecisionPlan:
     """Everything in one type."""
     return plan_precision(PrecisionSettings(), dtype, config)
+
+
+def _apply(layers: list[LayerPrecision], part: LayerPrecisionSettings, field: str, dtype: Dtype) -> None:
+    if part.last >= len(layers):
+        raise SettingsError(f"{field}.last: {part.last} is beyond the model's {len(layers)} layers, counted from 0: lower it")
+    for index in range(part.first, part.last + 1):
+        layer = layers[index]
+        if part.attention is not None:
+            attention = _role(part.attention, dtype)
+            if attention.compute is not layer.attention.compute:
+                raise SettingsError(
+                    f"{field}.attention: {part.attention.value} is computed in {attention.compute.value}, attention of the other layers "
+                    f"and the KV cache in {layer.attention.compute.value}: set precision.attention for all layers, or Int8 here"
+                )
+            layer = replace(layer, attention=attention)
+        if part.feed_forward is not None:
+            layer = replace(layer, feed_forward=_role(part.feed_forward, dtype))
+        layers[index] = layer
 
 
 def _role(wanted: WeightDtype, dtype: Dtype) -> RolePrecision:

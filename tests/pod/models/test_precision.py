@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 TEXT = [[(7 * i * i + 3 * i + seed) % 268 + 3 for i in range(60)] for seed in range(4)]
 
 
-def settings(**fields: str) -> PrecisionSettings:
+def settings(**fields: Any) -> PrecisionSettings:
     return PrecisionSettings.model_validate(fields)
 
 
@@ -36,14 +37,14 @@ def chosen(*layers: list[int]) -> Int8KvHeads:
     return Int8KvHeads(layers=list(layers), perplexity_loss_percent=0.01, limit_percent=0.1)
 
 
-def loaded(model: Path, dtype: Dtype = Dtype.FLOAT32, heads: Int8KvHeads | None = None, **fields: str) -> Decoder:
+def loaded(model: Path, dtype: Dtype = Dtype.FLOAT32, heads: Int8KvHeads | None = None, **fields: Any) -> Decoder:
     config = load_config(model)
     plan = plan_precision(settings(**fields), dtype, config, heads)
     with open_checkpoint(model, torch.float32, CPU) as checkpoint:
         return load_decoder(config, checkpoint, select_kernels("cpu"), precision=plan)
 
 
-def weights_of(model: Path, dtype: Dtype = Dtype.FLOAT32, heads: Int8KvHeads | None = None, **fields: str) -> DecoderWeights:
+def weights_of(model: Path, dtype: Dtype = Dtype.FLOAT32, heads: Int8KvHeads | None = None, **fields: Any) -> DecoderWeights:
     config = load_config(model)
     plan = plan_precision(settings(**fields), dtype, config, heads)
     with open_checkpoint(model, torch.float32, CPU) as checkpoint:
@@ -247,3 +248,45 @@ def test_a_plan_of_one_type_changes_no_tensor(tiny_model: Path, config: DecoderC
         for part in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
             assert (part.scale, part.result) == (None, None)
     assert math.prod(weights.embedding.shape) == config.vocab_size * config.hidden_size
+
+
+def test_layers_may_differ_and_of_several_runs_the_last_counts(tiny_model: Path) -> None:
+    runs = [{"first": 0, "last": 1, "feedForward": "BFloat16"}, {"first": 1, "last": 1, "attention": "Int8", "feedForward": "Float32"}]
+    weights = weights_of(tiny_model, feedForward="Int8", layers=runs)
+    first, second = weights.layers
+    assert isinstance(first.mlp, GatedWeights)
+    assert isinstance(second.mlp, GatedWeights)
+    assert (first.qkv.weight.dtype, first.mlp.down.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert (second.qkv.weight.dtype, second.mlp.down.weight.dtype) == (torch.int8, torch.float32)
+
+
+def test_what_people_read_names_the_layers_that_differ(config: DecoderConfig) -> None:
+    runs = [{"first": 1, "last": 1, "feedForward": "Float32"}]
+    told = plan_precision(settings(feedForward="Int8", layers=runs), Dtype.BFLOAT16, config).describe()
+    assert told["attention"] == "BFloat16"
+    assert told["feed_forward"] == "Int8, Float32 in 1"
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({"first": 0, "last": 2}, "precision.layers.0.last: 2 is beyond the model's 2 layers"),
+        ({"first": 0, "last": 0, "attention": "Float16"}, "precision.layers.0.attention: Float16 is computed in Float16"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused(config: DecoderConfig, run: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        plan_precision(settings(layers=[run]), Dtype.FLOAT32, config)
+
+
+def test_a_run_of_layers_that_is_upside_down_is_refused() -> None:
+    with pytest.raises(ValueError, match="first: 1 is above last 0"):
+        settings(layers=[{"first": 1, "last": 0}])
+
+
+def test_a_model_with_layers_of_several_types_answers_within_what_the_types_cost(tiny_model: Path) -> None:
+    runs = [{"first": 0, "last": 0, "feedForward": "Int8"}]
+    models = (loaded(tiny_model), loaded(tiny_model, layers=runs), loaded(tiny_model, feedForward="Int8"))
+    plain, mixed, whole = (perplexity(token_losses(model, TEXT)) for model in models)
+    assert mixed != plain
+    assert abs(math.log(mixed / plain)) <= abs(math.log(whole / plain)) + 0.05
