@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic.alias_generators import to_camel
 
 from npufleet_api.contract import KV_CACHE_DIR
-from npufleet_api.model import BlockSize, Dtype, EngineProfile, KvCacheDtype, Preemption, SchedulingPolicy, WeightDtype
+from npufleet_api.model import BlockSize, Dtype, EngineProfile, Preemption, SchedulingPolicy
 from npufleet_api.pool import AlertThresholds, Device
+from npufleet_api.precision import KvCacheDtype, WeightDtype
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 

@@ -87,7 +87,7 @@ def calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: boo
 
 
 def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
-    from npufleet_api.model import KvCacheDtype
+    from npufleet_api.precision import KvCacheDtype
     from npufleet_pod.calibrate.run import QUICK, Effort, Int8KvRequest, calibrate
     from npufleet_pod.server.logs import configure_logging
     from npufleet_pod.settings import load_settings

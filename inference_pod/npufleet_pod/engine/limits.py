@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from npufleet_api.model import WeightDtype
 from npufleet_api.pool import Device
+from npufleet_api.precision import WeightDtype
 from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.memory.layout import CacheLayout
 from npufleet_pod.engine.memory.sizing import KVBudget, kv_page_count

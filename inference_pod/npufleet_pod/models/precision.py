@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from npufleet_api.calibration import Int8KvHeads
-from npufleet_api.model import Dtype, KvCacheDtype, WeightDtype
+from npufleet_api.model import Dtype
+from npufleet_api.precision import KvCacheDtype, WeightDtype
 from npufleet_api.settings import LayerPrecisionSettings, PrecisionSettings
 from npufleet_pod.errors import SettingsError
 from npufleet_pod.models.config import DecoderConfig

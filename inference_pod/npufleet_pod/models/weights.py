@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from npufleet_api.model import Dtype, WeightDtype
+from npufleet_api.model import Dtype
+from npufleet_api.precision import WeightDtype
 from npufleet_kernels import int8
 from npufleet_pod.errors import LoadCancelledError
 from npufleet_pod.models.architectures import TensorNames

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
-from npufleet_api.model import AscendModelSpec, KvCacheDtype, RuntimeName
+from npufleet_api.model import AscendModelSpec, RuntimeName
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
+from npufleet_api.precision import KvCacheDtype
 from npufleet_operator.core.capacity import selects
 from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
 

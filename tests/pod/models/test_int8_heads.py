@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from npufleet_api.calibration import Int8KvHeads
-from npufleet_api.model import Dtype, KvCacheDtype
+from npufleet_api.model import Dtype
+from npufleet_api.precision import KvCacheDtype
 from npufleet_api.settings import PrecisionSettings
 from npufleet_kernels.dispatch import select_kernels
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from npufleet_api.calibration import Int8KvHeads
-from npufleet_api.model import Dtype, KvCacheDtype, WeightDtype
+from npufleet_api.model import Dtype
+from npufleet_api.precision import KvCacheDtype, WeightDtype
 from npufleet_api.settings import PrecisionSettings
 from npufleet_kernels import int8
 from npufleet_kernels.dispatch import select_kernels
