@@ -54,7 +54,7 @@ class ActiveRequest:
             text += tail
         if matched is not None:
             reason, stop_reason = FinishReason.STOP, matched
-        return TokenOutput(token_id, text, reason, stop_reason, self._text.take_logprobs(), sampled.prompt_logprobs)
+        return TokenOutput(token_id, text, reason, stop_reason, self._text.take_logprobs(), sampled.prompt_logprobs, sampled.vector)
 
     def finished(self, reason: FinishReason, now: float) -> FinishedRequest:
         """The request's record, once it has ended."""

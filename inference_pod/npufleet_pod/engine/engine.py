@@ -387,7 +387,7 @@ class Engine:
 
 def _scope(request: GenerationRequest) -> CacheScope:
     """What a request shares cached KV with. Where every position of the prompt has to be computed, that is nothing."""
-    if request.prompt_logprobs is not None:
+    if request.prompt_logprobs is not None or request.pooling is not None:
         return CacheScope(salt=f"{request.cache_salt}\0{request.request_id}")
     return CacheScope(salt=request.cache_salt)
 

@@ -49,6 +49,14 @@ class StopParams:
     include_stop_string: bool = False
 
 
+class Pooling(StrEnum):
+    """How hidden states become one vector: their mean, or that of the first or last position."""
+
+    MEAN = "mean"
+    FIRST = "first"
+    LAST = "last"
+
+
 @dataclass(frozen=True, slots=True)
 class Thoughts:
     """A model's thoughts before its answer: the tokens that begin and end them, and whether the prompt has begun them already."""
@@ -79,6 +87,8 @@ class GenerationRequest:
     """What the answer has to obey; it ends where the grammar does."""
     thoughts: Thoughts | None = None
     """What may come before the grammar begins; None: nothing."""
+    pooling: Pooling | None = None
+    """None: no vector is wanted; else every position of the prompt is computed, whatever a prefix cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,8 @@ class SampledToken:
     """Whether nothing may follow by the request's grammar."""
     error: GrammarError | None = None
     """Why the request cannot go on."""
+    vector: bytes | None = None
+    """The prompt's vector, little-endian float32; given with the first token, if asked for."""
 
 
 class FinishReason(StrEnum):
@@ -134,6 +146,8 @@ class TokenOutput:
     """Of this and earlier tokens, as their text is given out; tokens that a stop cut off have none."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Given with the first token, if asked for."""
+    vector: bytes | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ class ModelRunner:
         start = 0
         for name, count in batch.counts.items():
             self._sampler.observe_prompt(name, batch.starts[name], count, partial(self._score_rows, hidden, start))
+            self._sampler.observe_hidden(name, batch.starts[name], hidden[start : start + count])
             start += count
         return logits
 

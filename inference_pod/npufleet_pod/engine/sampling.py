@@ -13,6 +13,7 @@ from torch import Tensor
 from npufleet_pod.engine.drawing import draw, uniforms
 from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, allow_only, forbid, penalise, penalties_of
 from npufleet_pod.engine.logprobs import PromptScores, token_logprobs
+from npufleet_pod.engine.pooling import PooledPrompt
 from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams, Thoughts
 from npufleet_pod.errors import GrammarError
 
@@ -33,6 +34,7 @@ class _Sequence:
     """Kept only where there are penalties."""
     logprobs: int | None
     prompt: PromptScores | None
+    pooled: PooledPrompt | None = None
     grammar: GrammarState | None = None
     thoughts: Thoughts | None = None
     thinks: bool = False
@@ -73,6 +75,7 @@ class Sampler:
             seen=SeenTokens(request.prompt_token_ids if penalties is not None and penalties.repetition != 1 else ()),
             logprobs=request.logprobs,
             prompt=None if top is None else PromptScores(request.prompt_token_ids, top),
+            pooled=None if request.pooling is None else PooledPrompt(request.pooling, len(request.prompt_token_ids)),
             grammar=None if request.grammar is None else request.grammar.start(),
             thoughts=request.thoughts,
             thinks=request.thoughts is not None and request.thoughts.begun,
@@ -90,6 +93,12 @@ class Sampler:
         scores = self._sequences[request_id].prompt
         if scores is not None:
             scores.observe(start, count, score)
+
+    def observe_hidden(self, request_id: str, start: int, hidden: Tensor) -> None:
+        """Pool the prompt's hidden states if the request asked for it. hidden: (n, hidden) of the positions from `start`."""
+        pooled = self._sequences[request_id].pooled
+        if pooled is not None:
+            pooled.observe(start, hidden)
 
     def sample(self, request_ids: Sequence[str], logits: Tensor) -> dict[str, SampledToken]:
         """The next token of each sequence. logits: (N, vocabulary) float32, row i of `request_ids[i]`; they are changed."""
@@ -109,7 +118,8 @@ class Sampler:
         for row, (request_id, sequence, token_id) in enumerate(zip(request_ids, sequences, tokens, strict=True)):
             prompt = sequence.prompt.entries if sequence.prompt is not None and sequence.drawn == 0 else None
             ended = _advance(sequence, token_id)
-            sampled[request_id] = SampledToken(token_id, entries.get(row), prompt, ended, sequence.error)
+            vector = sequence.pooled.vector() if sequence.pooled is not None and sequence.drawn == 0 else None
+            sampled[request_id] = SampledToken(token_id, entries.get(row), prompt, ended, sequence.error, vector)
             sequence.drawn += 1
             if sequence.penalties is not None:
                 sequence.seen.add(token_id)

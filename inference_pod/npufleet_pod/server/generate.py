@@ -92,7 +92,7 @@ async def _prompt_ids(serving: Serving, prompt: str | list[int], suffix: str | N
     if not suffix:
         if isinstance(prompt, str):
             return await encode(serving, prompt, add_special_tokens=True)
-        return _checked_ids(serving, prompt)
+        return checked_ids(serving, prompt)
     tokens = infill_tokens(serving.files.tokenizer)
     if tokens is None:
         raise InvalidRequestError("suffix needs a model with fill-in-the-middle tokens, this one has none: leave it out", "suffix")
@@ -100,7 +100,7 @@ async def _prompt_ids(serving: Serving, prompt: str | list[int], suffix: str | N
         leading = serving.files.tokenizer.encode("", add_special_tokens=True)
         prefix = await encode(serving, prompt, add_special_tokens=False)
     else:
-        leading, prefix = [], _checked_ids(serving, prompt)
+        leading, prefix = [], checked_ids(serving, prompt)
     return tokens.prompt(leading, prefix, await encode(serving, suffix, add_special_tokens=False))
 
 
@@ -114,11 +114,11 @@ async def _echo(serving: Serving, prompt: str | list[int], skip_special_tokens: 
     return Echo.of_tokens(prompt, tokenizer, skip_special_tokens)
 
 
-def _checked_ids(serving: Serving, token_ids: list[int]) -> list[int]:
+def checked_ids(serving: Serving, token_ids: list[int], param: str = "prompt") -> list[int]:
     vocabulary = serving.files.config.vocab_size
     beyond = next((token for token in token_ids if token >= vocabulary), None)
     if beyond is not None:
-        raise InvalidRequestError(f"prompt holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "prompt")
+        raise InvalidRequestError(f"{param} holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", param)
     return token_ids
 
 

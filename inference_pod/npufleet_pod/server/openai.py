@@ -17,14 +17,15 @@ from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH
 from npufleet_pod.errors import InvalidRequestError, RequestError
 from npufleet_pod.server.answer import GenerationResponse
 from npufleet_pod.server.bodies import read_body
+from npufleet_pod.server.embeddings import EmbeddingResponse, plan_embeddings
 from npufleet_pod.server.errors import ErrorAnswer, answer_for
 from npufleet_pod.server.generate import encode, plan_chat, plan_completion
 from npufleet_pod.server.metrics import CONTENT_TYPE
 from npufleet_pod.server.middleware import RequestContextMiddleware
-from npufleet_pod.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from npufleet_pod.server.protocol import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 from npufleet_pod.server.serving import Serving
 
-BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 VERSION = importlib.metadata.version("npufleet")
 
 
@@ -121,6 +122,11 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return GenerationResponse(serving, await plan_chat(serving, await read_body(request, ChatBody, max_bytes)))
+
+    @app.post("/v1/embeddings", openapi_extra=_body(EmbeddingBody))
+    async def embeddings(request: Request) -> Response:
+        """Vectors of texts."""
+        return EmbeddingResponse(serving, await plan_embeddings(serving, await read_body(request, EmbeddingBody, max_bytes)))
 
 
 def _add_tokens(app: FastAPI, serving: Serving) -> None:

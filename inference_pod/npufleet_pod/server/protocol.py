@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -14,6 +14,8 @@ from npufleet_pod.server.body import Body
 from npufleet_pod.server.structured import StructuredFields
 from npufleet_pod.server.tools import ToolChoice, Tools, ToolUse
 
+MAX_INPUTS = 2048
+"""Most texts of a request for embeddings: OpenAI's limit."""
 MAX_CHOICES = 128
 """Most sequences that one request may ask for: prompts × n."""
 
@@ -226,6 +228,35 @@ class ChatBody(GenerationBody):
     def tool_use(self) -> ToolUse | None:
         """The tools that may be called, None if there are none. Raises InvalidRequestError."""
         return ToolUse.of(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
+
+
+class EmbeddingBody(Body):
+    """`POST /v1/embeddings`."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    input: (
+        str
+        | Annotated[list[str], Field(max_length=MAX_INPUTS)]
+        | list[TokenId]
+        | Annotated[list[list[TokenId]], Field(max_length=MAX_INPUTS)]
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    normalize: bool = True
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Only so many tokens of the end of each input count; -1: as many as the model holds."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs, each as text or as token ids. Raises InvalidRequestError if there is none."""
+        if not self.input:
+            raise InvalidRequestError("input is empty: send at least one text", "input")
+        if isinstance(self.input, str):
+            return [self.input]
+        if isinstance(self.input[0], int):
+            return [[token for token in self.input if isinstance(token, int)]]
+        return [one for one in self.input if not isinstance(one, int)]
 
 
 class TokenizeBody(Body):

@@ -8,12 +8,14 @@ from functools import cached_property
 from npufleet_api.settings import EngineSettings, ToolCallFormat
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.model_files import ModelFiles
+from npufleet_pod.engine.request import Pooling
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.errors import ModelNotFoundError, NotReadyError
 from npufleet_pod.server.chat_template import ChatTemplate
 from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
 from npufleet_pod.server.metrics import EngineMetrics
+from npufleet_pod.server.pooling import load_pooling
 from npufleet_pod.server.reasoning import ReasoningFormat
 from npufleet_pod.server.tools import ToolFormat
 
@@ -51,6 +53,11 @@ class Serving:
     def reasoning(self) -> ReasoningFormat | None:
         """How the model writes its thoughts; None if it has none."""
         return ReasoningFormat.of(self.files.tokenizer, self.template.source)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the model's states become a vector: as it says, else by the last token, which alone has seen all of a decoder's prompt."""
+        return load_pooling(self.files.path, Pooling.LAST)
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.pod_process import PodProcess
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
 FIELDS = [
     *("model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "stream"),
     *("stream_options", "stop_token_ids", "logit_bias", "tools", "tool_choice", "response_format", "tokens", "min_tokens"),

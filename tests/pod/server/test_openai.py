@@ -251,7 +251,6 @@ def test_a_bad_request_gets_an_error_object_that_says_what_to_mend(
     [
         ("GET", "/", 404),
         ("GET", "/v1/chat/completions", 405),
-        ("POST", "/v1/embeddings", 404),
         ("POST", "/drain", 404),
         ("GET", "/v1/models/", 404),
     ],
