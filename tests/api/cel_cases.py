@@ -429,11 +429,18 @@ def _form_message(field: Field) -> str:
 
 ENUMS = {
     "spec.mode",
+    "spec.gateway.mode",
     "spec.rebalancing.reclaim",
     "spec.podTemplate.device",
     "spec.runtime.name",
     "spec.engine.profile",
     "spec.engine.dtype",
+    "spec.engine.precision.attention",
+    "spec.engine.precision.feedForward",
+    "spec.engine.precision.output",
+    "spec.engine.precision.kvCache",
+    "spec.engine.precision.layers[].attention",
+    "spec.engine.precision.layers[].feedForward",
     "spec.engine.blockSize",
     "spec.engine.preemption",
     "spec.engine.schedulingPolicy",

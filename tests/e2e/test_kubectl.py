@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from demo.install import NAMESPACE
-from support.team import Team, operator_metrics, operator_pod, settled
+from support.team import Json, Team, operator_metrics, operator_pod, settled
 
 
 def _table(output: str) -> list[dict[str, str]]:
@@ -102,12 +102,21 @@ def test_the_operators_metrics_show_the_pool_and_the_model(served: Team) -> None
 
 
 def test_every_line_of_the_operators_log_is_json_and_decisions_are_among_them(served: Team) -> None:
-    pod = settled("the operator", lambda: operator_pod(served.kubectl))["metadata"]["name"]
-    text = served.kubectl.cluster.run_kubectl("-n", NAMESPACE, "logs", pod, "-c", "operator")
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert lines
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    decisions = [line for line in lines if line["message"] == "decision" and line["model"] == f"{served.namespace}/tiny"]
+    served.apply_model("told", replicas=1)
+    try:
+        decisions = settled("the decision in the log", lambda: _decisions(served, "told"))
+    finally:
+        served.kubectl("delete", "amodel", "told")
     assert [line["decision"] for line in decisions] == ["ScaledUp"]
     assert decisions[0]["pool"] == served.pool
     assert decisions[0]["explanation"]
+
+
+def _decisions(team: Team, name: str) -> list[Json]:
+    """Of a model, from the log of the operator that runs now."""
+    pod = settled("the operator", lambda: operator_pod(team.kubectl))["metadata"]["name"]
+    text = team.kubectl.cluster.run_kubectl("-n", NAMESPACE, "logs", pod, "-c", "operator")
+    lines: list[Json] = [json.loads(line) for line in text.splitlines()]
+    assert lines
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    return [line for line in lines if line["message"] == "decision" and line["model"] == f"{team.namespace}/{name}"]

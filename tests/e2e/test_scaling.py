@@ -34,6 +34,18 @@ def _pool(team: Team) -> Json:
     return status
 
 
+def _free(team: Team) -> int | None:
+    """The pool's supply, once nothing of others is ending and the ledger knows."""
+    pods = json.loads(team.kubectl.cluster.run_kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+    resource = team.kubectl.cluster.settings.npu.resource_name
+    holding = [pod for pod in pods if any(resource in c["resources"].get("limits", {}) for c in pod["spec"]["containers"])]
+    if any("deletionTimestamp" in pod["metadata"] for pod in holding):
+        return None
+    held = sum(int(c["resources"].get("limits", {}).get(resource, 0)) for pod in holding for c in pod["spec"]["containers"])
+    supply: int = _pool(team).get("supply", 0)
+    return supply if supply == team.kubectl.cluster.settings.npu.count - held else None
+
+
 def _used(team: Team) -> dict[str, int]:
     return {entry["name"]: entry["used"] for entry in _pool(team)["classes"]}
 
@@ -53,7 +65,7 @@ def test_load_borrows_a_guarantee_comes_back_and_no_client_notices(own_pool: Cal
     team = own_pool(classes=CLASSES, rebalancing=FAST)
     cluster = team.kubectl.cluster
     cards = cluster.settings.npu.count
-    free = settled("a ledger", lambda: _pool(team).get("supply"))
+    free = settled("pods of earlier tests to be gone", lambda: _free(team), 180)
     guaranteed = cards // 2
     team.apply_model("coder", workloadClass="code", slo=STRICT, scaling={"minReplicas": 1, "maxReplicas": free - 2})
     team.apply_model("writer", workloadClass="document", replicas=1)
