@@ -20,6 +20,8 @@ from support.local_engine import Recorder, generate, local_engine, request
 from support.tiny_model import write_tiny_model
 from support.tiny_model_gguf import write_gguf
 
+pytestmark = pytest.mark.slow
+
 COUNT = 16
 MIB = 2**20
 _random = random.Random(4)  # noqa: S311 - prompts of a test

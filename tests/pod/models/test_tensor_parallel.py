@@ -28,6 +28,8 @@ from support.tiny_model_chatglm import write_chatglm
 from support.tiny_model_decoder import decoder_greedy, decoder_logits, load_tiny_decoder
 from support.tiny_model_gguf import write_gguf
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 PROMPTS = [[5], list(range(3, 60)), [7, 7, 7, 7, 7, 200]]
 COUNT = 6
