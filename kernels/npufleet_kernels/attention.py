@@ -6,7 +6,7 @@ done by one operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -65,15 +65,25 @@ def by_query_block(
 ) -> Tensor:
     """Attention of every sequence by `attend`, at most `block_tokens` queries at a time."""
     output = torch.empty_like(query)
+    for rows, (key, value) in query_blocks(zip(keys, values, strict=True), query_lengths, causal, block_tokens):
+        output[rows] = attend(query[rows], key, value, scale, causal)
+    return output
+
+
+def query_blocks(
+    stored: Iterable[tuple[Tensor, ...]], query_lengths: Sequence[int], causal: bool, block_tokens: int
+) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+    """(rows of queries in the batch, what they see of their sequence's tensors), at most `block_tokens` queries at a time.
+
+    stored: for each sequence its tensors, each (K, L, …), whose last `query_lengths[i]` positions are the queries'.
+    """
     start = 0
-    for key, value, length in zip(keys, values, query_lengths, strict=True):
+    for tensors, length in zip(stored, query_lengths, strict=True):
         for offset in range(0, length, block_tokens):
             count = min(block_tokens, length - offset)
-            visible = key.shape[1] - length + offset + count if causal else key.shape[1]
-            rows = slice(start + offset, start + offset + count)
-            output[rows] = attend(query[rows], key[:, :visible], value[:, :visible], scale, causal)
+            seen = tensors[0].shape[1] - length + offset + count if causal else tensors[0].shape[1]
+            yield slice(start + offset, start + offset + count), tuple(tensor[:, :seen] for tensor in tensors)
         start += length
-    return output
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
@@ -88,23 +98,49 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: boo
 def _attend_blocked(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
     count, length = query.shape[0], key.shape[1]
     grouped = group_heads(query, key.shape[0])
-    kv_heads, rows, size = grouped.shape
-    largest = torch.full((kv_heads, rows, 1), float("-inf"), dtype=torch.float32, device=query.device)
+
+    def score(part: slice) -> Tensor:
+        return torch.matmul(grouped, key[:, part].transpose(1, 2)).to(torch.float32) * scale
+
+    def mix(weights: Tensor, part: slice) -> Tensor:
+        return torch.matmul(weights.to(query.dtype), value[:, part]).to(torch.float32)
+
+    return ungroup_heads(running_softmax(grouped, count, length, causal, score, mix).to(query.dtype), count)
+
+
+def running_softmax(
+    grouped: Tensor,
+    count: int,
+    length: int,
+    causal: bool,
+    score: Callable[[slice], Tensor],
+    mix: Callable[[Tensor, slice], Tensor],
+) -> Tensor:
+    """Attention of the last `count` of `length` positions, one block of keys after the other: (K, rows, D) float32.
+
+    grouped: (K, rows, D), of `group_heads`. score: (K, rows, block) float32 for a block of keys, which may be written to; mix: (K, rows, D)
+    float32, the block's values by such weights.
+    """
+    largest = torch.full((*grouped.shape[:2], 1), float("-inf"), dtype=torch.float32, device=grouped.device)
     total = torch.zeros_like(largest)
-    mixed = torch.zeros((kv_heads, rows, size), dtype=torch.float32, device=query.device)
-    for start in range(0, length, KEY_BLOCK_TOKENS):
-        end = min(start + KEY_BLOCK_TOKENS, length)
-        scores = torch.matmul(grouped, key[:, start:end].transpose(1, 2)).to(torch.float32) * scale
-        if causal and end > length - count + 1:
-            hide_following(scores, count, length, start)
+    mixed = torch.zeros(grouped.shape, dtype=torch.float32, device=grouped.device)
+    for part in key_blocks(length):
+        scores = score(part)
+        if causal and part.stop > length - count + 1:
+            hide_following(scores, count, length, part.start)
         # The first block holds a key that every query sees, so that from then on `largest` is finite.
         following = torch.maximum(largest, scores.amax(-1, keepdim=True))
         fade = torch.exp(largest - following)
         weights = scores.sub_(following).exp_()
         total = total * fade + weights.sum(-1, keepdim=True)
-        mixed = mixed * fade + torch.matmul(weights.to(query.dtype), value[:, start:end]).to(torch.float32)
+        mixed = mixed * fade + mix(weights, part)
         largest = following
-    return ungroup_heads((mixed / total).to(query.dtype), count)
+    return mixed / total
+
+
+def key_blocks(length: int) -> list[slice]:
+    """Blocks of keys, in order."""
+    return [slice(start, min(start + KEY_BLOCK_TOKENS, length)) for start in range(0, length, KEY_BLOCK_TOKENS)]
 
 
 def group_heads(query: Tensor, kv_heads: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from npufleet_kernels import attention
-from npufleet_kernels.attention import group_heads, hide_following, ungroup_heads
+from npufleet_kernels.attention import group_heads, hide_following, key_blocks, query_blocks, running_softmax, ungroup_heads
 
 
 def reference(
@@ -66,15 +66,9 @@ def _by_query_block(
     causal: bool,
 ) -> Tensor:
     output = torch.empty_like(query)
-    start = 0
-    for key, key_scale, value, value_scale, length in zip(keys, key_scales, values, value_scales, query_lengths, strict=True):
-        for offset in range(0, length, attention.QUERY_BLOCK_TOKENS):
-            count = min(attention.QUERY_BLOCK_TOKENS, length - offset)
-            seen = slice(key.shape[1] - length + offset + count if causal else key.shape[1])
-            rows = slice(start + offset, start + offset + count)
-            block = query[rows].to(torch.float32)
-            output[rows] = attend(block, key[:, seen], key_scale[:, seen], value[:, seen], value_scale[:, seen], scale, causal)
-        start += length
+    stored = zip(keys, key_scales, values, value_scales, strict=True)
+    for rows, (key, key_scale, value, value_scale) in query_blocks(stored, query_lengths, causal, attention.QUERY_BLOCK_TOKENS):
+        output[rows] = attend(query[rows].to(torch.float32), key, key_scale, value, value_scale, scale, causal)
     return output
 
 
@@ -83,13 +77,13 @@ def _attend(query: Tensor, key: Tensor, key_scale: Tensor, value: Tensor, value_
     count, length = query.shape[0], key.shape[1]
     grouped = group_heads(query, key.shape[0])
     scores = torch.empty((*grouped.shape[:2], length), dtype=torch.float32, device=query.device)
-    for part in _key_blocks(length):
+    for part in key_blocks(length):
         scores[..., part] = _scores(grouped, key[:, part], key_scale[:, part], scale)
     if causal and count > 1:
         hide_following(scores, count, length, 0)
     weights = torch.softmax(scores, dim=-1)
     mixed = torch.zeros_like(grouped)
-    for part in _key_blocks(length):
+    for part in key_blocks(length):
         mixed += _mix(weights[..., part], value[:, part], value_scale[:, part])
     return ungroup_heads(mixed, count)
 
@@ -100,26 +94,14 @@ def _attend_blocked(
     """As `_attend`, one block of keys after the other."""
     count, length = query.shape[0], key.shape[1]
     grouped = group_heads(query, key.shape[0])
-    largest = torch.full((*grouped.shape[:2], 1), float("-inf"), dtype=torch.float32, device=query.device)
-    total = torch.zeros_like(largest)
-    mixed = torch.zeros_like(grouped)
-    for part in _key_blocks(length):
-        scores = _scores(grouped, key[:, part], key_scale[:, part], scale)
-        if causal and part.stop > length - count + 1:
-            hide_following(scores, count, length, part.start)
-        # The first block holds a key that every query sees, so that from then on `largest` is finite.
-        following = torch.maximum(largest, scores.amax(-1, keepdim=True))
-        fade = torch.exp(largest - following)
-        weights = scores.sub_(following).exp_()
-        total = total * fade + weights.sum(-1, keepdim=True)
-        mixed = mixed * fade + _mix(weights, value[:, part], value_scale[:, part])
-        largest = following
-    return ungroup_heads(mixed / total, count)
 
+    def score(part: slice) -> Tensor:
+        return _scores(grouped, key[:, part], key_scale[:, part], scale)
 
-def _key_blocks(length: int) -> list[slice]:
-    size = attention.KEY_BLOCK_TOKENS
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    def mix(weights: Tensor, part: slice) -> Tensor:
+        return _mix(weights, value[:, part], value_scale[:, part])
+
+    return ungroup_heads(running_softmax(grouped, count, length, causal, score, mix), count)
 
 
 def _scores(grouped: Tensor, key: Tensor, key_scale: Tensor, scale: float) -> Tensor:
