@@ -172,12 +172,12 @@ class WindowAttainment(ReportModel):
     attained: Count = 0
 
 
-class ClassTraffic(ReportModel):
-    """The requests of one class among a model's traffic, in the same window."""
+class TrafficFigures(ReportModel):
+    """What is counted of requests in one window."""
 
-    workload_class: Name
     outcomes: Outcomes = Outcomes()
     judged: Count = 0
+    """Requests that count towards attainment."""
     attained: Count = 0
     in_flight: Count = 0
     ttft_p50_ms: Milliseconds | None = None
@@ -185,7 +185,14 @@ class ClassTraffic(ReportModel):
     tpot_p50_ms: Milliseconds | None = None
     tpot_p95_ms: Milliseconds | None = None
     duration_p50_ms: Milliseconds | None = None
+    """End to end."""
     duration_p95_ms: Milliseconds | None = None
+
+
+class ClassTraffic(TrafficFigures):
+    """The requests of one class among a model's traffic, in the same window."""
+
+    workload_class: Name
     windows: list[WindowAttainment] = Field(default=[], max_length=8)
 
 
@@ -205,7 +212,7 @@ class EngineTotals(ReportModel):
     compute_mean_percent: PercentFloat | None = None
 
 
-class ModelTraffic(ReportModel):
+class ModelTraffic(TrafficFigures):
     """One model's traffic, as its clients saw it at this gateway."""
 
     namespace: Name
@@ -213,23 +220,11 @@ class ModelTraffic(ReportModel):
     served_name: Name
     workload_class: Name
     window_seconds: Seconds
-    outcomes: Outcomes = Outcomes()
-    judged: Count = 0
-    """Requests that count towards attainment."""
-    attained: Count = 0
-    in_flight: Count = 0
-    ttft_p50_ms: Milliseconds | None = None
-    ttft_p95_ms: Milliseconds | None = None
-    tpot_p50_ms: Milliseconds | None = None
-    tpot_p95_ms: Milliseconds | None = None
     held: Count = 0
     """Requests that wait for a first replica: demand of a model that is scaled to zero."""
     last_request_age_seconds: Seconds | None = None
     """Since a request last arrived or ended; None if none did since the gateway started."""
     history: TrafficHistory | None = None
-    duration_p50_ms: Milliseconds | None = None
-    """End to end."""
-    duration_p95_ms: Milliseconds | None = None
     windows: list[WindowAttainment] = Field(default=[], max_length=8)
     """Attainment in other windows than `window_seconds`."""
     classes: list[ClassTraffic] = Field(default=[], max_length=64)

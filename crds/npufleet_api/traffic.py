@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from npufleet_api.histogram import bin_of, percentiles
-from npufleet_api.report import Outcomes
+from npufleet_api.report import Outcomes, TrafficFigures
 from npufleet_api.slo import Exchange, Judgement, Outcome, SloTargets, judge
 
 WINDOW_SECONDS = 300.0
@@ -44,6 +45,10 @@ class TrafficSummary:
     tpot_p95_ms: float | None = None
     duration_p50_ms: float | None = None
     duration_p95_ms: float | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """The fields that a report shows of it, by name."""
+        return {name: getattr(self, name) for name in TrafficFigures.model_fields}
 
 
 class TrafficWindow:
