@@ -10,6 +10,9 @@ from npufleet_api.model import Dtype
 from npufleet_api.settings import SettingsModel
 
 MAX_LAYERS = 1024
+FULL_TOKENS = 512
+TWO_PHASE_TOKENS = 2048
+"""Lengths up to which sequences are fused fully, and computed in two phases, until a calibration says otherwise."""
 Label = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -44,8 +47,10 @@ class AttentionPoint(SettingsModel):
 class FusionCalibration(SettingsModel):
     """Lengths at which one fusion strategy gives way to the next."""
 
-    full_tokens: Tokens = Field(default=512, description="Sequences up to this length are fused fully.")
-    two_phase_tokens: Tokens = Field(default=2048, description="Longer ones up to this are computed in two phases, those beyond in blocks.")
+    full_tokens: Tokens = Field(default=FULL_TOKENS, description="Sequences up to this length are fused fully.")
+    two_phase_tokens: Tokens = Field(
+        default=TWO_PHASE_TOKENS, description="Longer ones up to this are computed in two phases, those beyond in blocks."
+    )
     points: list[AttentionPoint] = Field(default=[], max_length=4096)
 
     @model_validator(mode="after")

@@ -8,7 +8,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -17,6 +19,16 @@ from npufleet_pod.errors import RankError, StartError, one_line
 
 logger = logging.getLogger(__name__)
 
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _settings_option(text: str) -> Callable[[Command], Command]:
+    default = Path(SETTINGS_DIR) / ENGINE_SETTINGS_FILE
+    return click.option("--settings", "settings_path", type=click.Path(path_type=Path), default=default, show_default=True, help=text)
+
+
+_log_level_option = click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+
 
 @click.group()
 def main() -> None:
@@ -24,18 +36,11 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--settings",
-    "settings_path",
-    type=click.Path(path_type=Path),
-    default=Path(SETTINGS_DIR) / ENGINE_SETTINGS_FILE,
-    show_default=True,
-    help="Settings file that the operator writes.",
-)
+@_settings_option("Settings file that the operator writes.")
 @click.option("--host", default=None, help="Address to listen on; every address by default.")
 @click.option("--port", type=click.IntRange(0, 65535), default=ENGINE_PORT, show_default=True, help="OpenAI port; 0 takes a free one.")
 @click.option("--admin-port", type=click.IntRange(0, 65535), default=ADMIN_PORT, show_default=True, help="Admin port; 0 takes a free one.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@_log_level_option
 @click.option(
     "--termination-log",
     type=click.Path(path_type=Path),
@@ -61,19 +66,12 @@ def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log
 
 
 @main.command()
-@click.option(
-    "--settings",
-    "settings_path",
-    type=click.Path(path_type=Path),
-    default=Path(SETTINGS_DIR) / ENGINE_SETTINGS_FILE,
-    show_default=True,
-    help="Settings file of the engine that is to be served; its calibrationPath is not read.",
-)
+@_settings_option("Settings file of the engine that is to be served; its calibrationPath is not read.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write; replaced only by a complete one.")
 @click.option("--text", type=click.Path(path_type=Path), default=None, help="Text, UTF-8, by which INT8 KV heads are chosen.")
 @click.option("--int8-kv", is_flag=True, help="Also choose KV heads to be cached as INT8; implied by --text and Int8Heads.")
 @click.option("--quick", is_flag=True, help="Fewer lengths, sizes and repeats: less exact, in a fraction of the time.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@_log_level_option
 def calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bool, quick: bool, log_level: str) -> None:
     """Measure the settings' model on the device at hand, and write what serves it best: fusion thresholds, batch size, INT8 KV heads.
 

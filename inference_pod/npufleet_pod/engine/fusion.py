@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from npufleet_api.calibration import FULL_TOKENS, TWO_PHASE_TOKENS
 from npufleet_pod.models.fusion_plan import AttentionStrategy, FusionPlan, plan_of
 
-FULL_TOKENS = 512
-TWO_PHASE_TOKENS = 2048
 QUERY_BLOCK_TOKENS = 256
 """Queries whose scores two phases hold at once (`npufleet_kernels.attention`)."""
 MAX_SCORE_BYTES = 256 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from enum import Enum, auto
 from typing import Protocol
@@ -66,13 +67,12 @@ class _State(Enum):
     AFTER = auto()
 
 
-class HermesParser:
-    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, among text: Hermes and Qwen. What is no call after all is text."""
+class _StateParser(ABC):
+    """What the formats share: text is held until a step can take it."""
 
-    def __init__(self, limit: int | None = None) -> None:
-        """limit: further calls are dropped."""
+    def __init__(self, state: _State, limit: int | None) -> None:
         self._calls = _Calls(limit)
-        self._state = _State.TEXT
+        self._state = state
         self._held = ""
         self._call = CallObject()
 
@@ -86,6 +86,18 @@ class HermesParser:
             pass
         return delta
 
+    @abstractmethod
+    def _step(self, delta: Delta) -> bool:
+        """Take what can be taken; False if more has to come."""
+
+
+class HermesParser(_StateParser):
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, among text: Hermes and Qwen. What is no call after all is text."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        """limit: further calls are dropped."""
+        super().__init__(_State.TEXT, limit)
+
     def finish(self) -> Delta:
         held, self._held = self._held, ""
         if self._state is _State.CALL and not self._calls.named:
@@ -95,7 +107,6 @@ class HermesParser:
         return Delta()
 
     def _step(self, delta: Delta) -> bool:
-        """Take what can be taken; False if more has to come."""
         if self._state is _State.TEXT:
             return self._text(delta)
         if self._state is _State.CALL:
@@ -141,28 +152,15 @@ class HermesParser:
             self._calls.begin()
 
 
-class LlamaParser:
+class LlamaParser(_StateParser):
     """An answer that is nothing but calls, `{"name": …, "parameters": …}`, divided by semicolons: Llama 3. Any other answer is text."""
 
     def __init__(self, names: Collection[str], limit: int | None = None) -> None:
         """names: of the tools; an object with another name is an answer. limit: further calls are dropped."""
+        super().__init__(_State.BEGIN, limit)
         self._names = names
-        self._calls = _Calls(limit)
-        self._state = _State.BEGIN
-        self._held = ""
         self._before = ""
         """What stood before the present call."""
-        self._call = CallObject()
-
-    @property
-    def called(self) -> bool:
-        return self._calls.count > 0
-
-    def push(self, text: str) -> Delta:
-        delta, self._held = Delta(), self._held + text
-        while self._held and self._step(delta):
-            pass
-        return delta
 
     def finish(self) -> Delta:
         held, self._held = self._held, ""
