@@ -22,6 +22,7 @@ class AccessLog:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._waiting: list[str] = []
+        self._writing: asyncio.Task[None] | None = None
         self.dropped = 0
 
     def write(self, **fields: object) -> None:
@@ -39,10 +40,17 @@ class AccessLog:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits."""
+        """Write what waits, after what a flush that was cancelled has begun to write: cancellation loses no line."""
+        await self._written()
         if self._waiting:
             lines, self._waiting = self._waiting, []
-            await asyncio.to_thread(self._write, lines)
+            self._writing = asyncio.create_task(asyncio.to_thread(self._write, lines), name="write-access-log")
+            await self._written()
+
+    async def _written(self) -> None:
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+            self._writing = None
 
     def _write(self, lines: list[str]) -> None:
         try:
