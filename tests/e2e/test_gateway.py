@@ -58,10 +58,16 @@ def test_keys_decide_who_may_ask_for_what_and_are_changed_without_a_restart(own_
         assert _ask(team, "sk-second-key", x_npufleet_class="document").status_code == 200
         refused = _ask(team, "sk-second-key")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        log = cluster.run_kubectl("-n", NAMESPACE, "logs", f"deployment/{gateway_child(team.pool)}")
-        assert not any(key in log for key in ("sk-first", "sk-second", "sk-other"))
-        lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-        assert {line.get("workload_class") for line in lines if line.get("status") == 200} == {"code", "chat", "document"}
+
+        def log() -> str:
+            return cluster.run_kubectl("-n", NAMESPACE, "logs", f"deployment/{gateway_child(team.pool)}")
+
+        def served_classes() -> set[str]:
+            lines = [json.loads(line) for line in log().splitlines() if line.startswith("{")]
+            return {line.get("workload_class") for line in lines if line.get("status") == 200}
+
+        settled("the access log to be written", lambda: served_classes() == {"code", "chat", "document"}, 30)
+        assert not any(key in log() for key in ("sk-first", "sk-second", "sk-other"))
     finally:
         cluster.run_kubectl("-n", NAMESPACE, "delete", "secret", name, "--ignore-not-found")
 
