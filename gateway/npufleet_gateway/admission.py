@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from npufleet_gateway.door import Door, Ticket, TicketState
-from npufleet_gateway.entitlement import ClassPolicy
-from npufleet_gateway.errors import ApiError, overloaded
+from npufleet_gateway.entitlement import ClassPolicy, guaranteed
+from npufleet_gateway.errors import ApiError, Refusal, overloaded
 from npufleet_gateway.routing import ModelKey
 from npufleet_gateway.settings import GatewaySettings
 
@@ -27,6 +27,17 @@ class Entry:
     flow: str = ""
     cost: float = 1.0
     wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One class at one model's door, in requests; `guaranteed` and `borrowed` are shares of slots and need not be whole."""
+
+    queued: int
+    running: int
+    guaranteed: float
+    borrowed: float
+    """What it holds beyond its guarantee: what idle classes, or nobody's share, lend it."""
 
 
 class Admission:
@@ -56,9 +67,9 @@ class Admission:
         queued = door.queued_of(entry.class_name)
         if door.queued or door.running >= door.slots:
             if queued >= self._settings.max_queued:
-                raise self._overloaded(door, entry, f"{queued} requests of its class wait already")
+                raise self._overloaded(door, entry, Refusal.QUEUE_FULL, f"{queued} requests of its class wait already")
             if queued >= door.slots and (wait := door.wait_seconds(entry.class_name)) > limit:
-                raise self._overloaded(door, entry, f"it would wait about {wait:.0f} seconds")
+                raise self._overloaded(door, entry, Refusal.WAIT_TOO_LONG, f"it would wait about {wait:.0f} seconds")
         ticket = door.arrive(entry.class_name, entry.flow, entry.cost, now)
         try:
             if ticket.state is TicketState.QUEUED:
@@ -76,6 +87,17 @@ class Admission:
         """Slots of a model as they were last set; None where no request has come for it."""
         door = self._doors.get(key)
         return None if door is None else door.slots
+
+    def standing(self, key: ModelKey) -> dict[str, Standing]:
+        """How a model's classes stand at its door; empty where no request has come for it."""
+        door = self._doors.get(key)
+        if door is None:
+            return {}
+        shares = guaranteed(door.slots, self._classes())
+        return {
+            name: Standing(door.queued_of(name), door.running_of(name), share, max(0.0, door.running_of(name) - share))
+            for name, share in shares.items()
+        }
 
     async def run(self) -> None:
         """Follow replicas that come and go while requests wait. Runs until cancelled."""
@@ -117,11 +139,11 @@ class Admission:
                 await future
         except TimeoutError:
             if ticket.state is not TicketState.RUNNING:
-                raise self._overloaded(door, entry, f"no slot was free within {limit:g} seconds") from None
+                raise self._overloaded(door, entry, Refusal.DEADLINE_PASSED, f"no slot was free within {limit:g} seconds") from None
         finally:
             self._waiting.pop(ticket, None)
 
-    def _overloaded(self, door: Door, entry: Entry, reason: str) -> ApiError:
+    def _overloaded(self, door: Door, entry: Entry, refusal: Refusal, reason: str) -> ApiError:
         wait = door.wait_seconds(entry.class_name)
         seconds = LONGEST_RETRY_AFTER_SECONDS if math.isinf(wait) else max(1, min(LONGEST_RETRY_AFTER_SECONDS, math.ceil(wait)))
-        return overloaded("/".join(entry.model), entry.class_name, reason, seconds)
+        return overloaded("/".join(entry.model), entry.class_name, refusal, reason, seconds)

@@ -34,14 +34,19 @@ class ClassPolicy:
         return max(self.share, MIN_SHARE)
 
 
+def guaranteed(slots: float, classes: Mapping[str, ClassPolicy]) -> dict[str, float]:
+    """Slots that each class gets when all saturate the model."""
+    scale = max(1.0, sum(policy.guarantee for policy in classes.values()))
+    return {name: slots * policy.guarantee / scale for name, policy in classes.items()}
+
+
 def entitled(slots: float, demand: Mapping[str, float], classes: Mapping[str, ClassPolicy]) -> dict[str, float]:
     """Slots of each class in `demand` (running and queued requests); together the lesser of `slots` and all demand.
 
     A class that `classes` does not know is taken as one without guarantee and of the lowest priority.
     """
     known = {name: classes.get(name) or ClassPolicy(name, priority=-1) for name, wanted in demand.items() if wanted > 0}
-    scale = max(1.0, sum(policy.guarantee for policy in known.values()))
-    found = {name: min(demand[name], slots * policy.guarantee / scale) for name, policy in known.items()}
+    found = {name: min(demand[name], share) for name, share in guaranteed(slots, known).items()}
     for ceilings in (True, False):
         for priority in sorted({policy.priority for policy in known.values()}, reverse=True):
             room = {

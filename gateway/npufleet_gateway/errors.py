@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from enum import StrEnum
 
 
 class GatewayError(Exception):
@@ -70,14 +71,37 @@ class SilentError(ReplicaError):
     reason = "silent"
 
 
+class Refusal(StrEnum):
+    """Why a request for a known model reached no replica; a metric label."""
+
+    QUEUE_FULL = "queue_full"
+    WAIT_TOO_LONG = "wait_too_long"
+    """Its class's queue is longer than its deadline allows."""
+    DEADLINE_PASSED = "deadline_passed"
+    """It waited until its deadline."""
+    HOLD_FULL = "hold_full"
+    NO_REPLICA = "no_replica"
+    """It was held for a first replica until `hold_seconds`."""
+    CLIENT_LEFT = "client_left"
+
+
 class ApiError(GatewayError):
     """An answer to a client.
 
-    `kind` is OpenAI's `type`, `code` its machine-readable code; `retry_after_seconds` becomes a Retry-After header.
+    `kind` is OpenAI's `type`, `code` its machine-readable code; `retry_after_seconds` becomes a Retry-After header. `refusal` says why a
+    request that has a model was not let through to its replicas.
     """
 
     def __init__(
-        self, status: int, kind: str, code: str | None, message: str, *, param: str | None = None, retry_after_seconds: int | None = None
+        self,
+        status: int,
+        kind: str,
+        code: str | None,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: int | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -86,6 +110,12 @@ class ApiError(GatewayError):
         self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        self.refusal = refusal
+
+    @property
+    def cause(self) -> str:
+        """A metric label: the code, or `bad_request` where OpenAI has none."""
+        return self.code or "bad_request"
 
     def body(self) -> bytes:
         """The OpenAI error object as JSON."""
@@ -121,7 +151,7 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
-def no_ready_replica(model: str, states: str, retry_after_seconds: int) -> ApiError:
+def no_ready_replica(model: str, states: str, retry_after_seconds: int, refusal: Refusal | None = None) -> ApiError:
     """503: the model exists, but nothing can serve it now."""
     return ApiError(
         503,
@@ -129,10 +159,11 @@ def no_ready_replica(model: str, states: str, retry_after_seconds: int) -> ApiEr
         "no_ready_replica",
         f"The model {model!r} has no ready replica ({states}): try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
+        refusal=refusal,
     )
 
 
-def overloaded(model: str, class_name: str, reason: str, retry_after_seconds: int) -> ApiError:
+def overloaded(model: str, class_name: str, refusal: Refusal, reason: str, retry_after_seconds: int) -> ApiError:
     """429: the model's replicas have no room for the request; not a limit of the client's."""
     return ApiError(
         429,
@@ -140,6 +171,7 @@ def overloaded(model: str, class_name: str, reason: str, retry_after_seconds: in
         "capacity_exceeded",
         f"The model {model!r} has no capacity left for class {class_name!r}: {reason}. Try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
+        refusal=refusal,
     )
 
 
@@ -175,6 +207,7 @@ def too_many_held(model: str, held: int, retry_after_seconds: int) -> ApiError:
         "capacity_exceeded",
         f"{held} requests wait already for a first replica of {model!r}: try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
+        refusal=Refusal.HOLD_FULL,
     )
 
 
@@ -186,6 +219,7 @@ def held_too_long(model: str, seconds: float, states: str, retry_after_seconds: 
         "no_ready_replica",
         f"The model {model!r} had no ready replica for {seconds:g} seconds ({states}): try again in {retry_after_seconds} seconds.",
         retry_after_seconds=retry_after_seconds,
+        refusal=Refusal.NO_REPLICA,
     )
 
 

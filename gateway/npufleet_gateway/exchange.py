@@ -15,6 +15,7 @@ from npufleet_gateway.connection import Connection, Head
 from npufleet_gateway.entrance import Admitted, Entrance
 from npufleet_gateway.errors import (
     ApiError,
+    Refusal,
     ReplicaError,
     SilentError,
     interrupted,
@@ -115,6 +116,8 @@ class LiveExchange:
         """Whether anything of a replica's answer was sent: until then another replica can take over."""
         self.queued_ms = 0.0
         """How long it waited for a replica and a slot."""
+        self._queueing_since: float | None = None
+        self._admission_told = False
         self.replica: str | None = None
         self.reason = ""
         self._outcome: Outcome | None = None
@@ -126,10 +129,13 @@ class LiveExchange:
             route = context.view.table.find(self._name)
             if route is not None:
                 await context.holder.wait(route, self._beat if self._streams else None)
+            self._queueing_since = context.clock()
             async with context.admission.admit(self.admitted.entry):
-                self.queued_ms = (context.clock() - self._arrived) * 1000
+                self._note_admission(None)
                 await self._attempts()
         except ApiError as error:
+            if error.refusal is not None:
+                self._note_admission(error.refusal)
             self.reason = error.message
             self._outcome = OUTCOMES.get(error.code or "", Outcome.SERVER_ERROR)
             if self.status is not None:
@@ -139,6 +145,7 @@ class LiveExchange:
             await send_error(self._send, error, self.request_id, self._context.extra_headers())
         except asyncio.CancelledError:
             if self.watch is not None and self.watch.client_left:
+                self._note_admission(Refusal.CLIENT_LEFT)
                 self._outcome = self._outcome or Outcome.CANCELLED
             else:
                 self._outcome = Outcome.INTERRUPTED
@@ -147,6 +154,16 @@ class LiveExchange:
                 else:
                     await self._end_early("the gateway is shutting down")
             raise
+
+    def _note_admission(self, refusal: Refusal | None) -> None:
+        """Count once how the request came through the doors; None: it did."""
+        if self._admission_told:
+            return
+        self._admission_told = True
+        now = self._context.clock()
+        self.queued_ms = (now - self._arrived) * 1000
+        seconds = None if self._queueing_since is None else now - self._queueing_since
+        self._context.metrics.admission(self.model.key, self.admitted.classification.name, refusal, seconds)
 
     def result(self) -> Exchange:
         """How the request ended, as its client saw it."""

@@ -228,7 +228,16 @@ class Gateway:
         return collected.report, self.collector.age_seconds(collected), collected.error
 
     def _samples(self) -> list[Sample]:
-        return samples(self.view, self.reflectors, self.accounting, self.balancer, self._view_age_seconds(), ready=self.ready)
+        return samples(
+            self.view,
+            self.admission,
+            self.holder,
+            self.reflectors,
+            self.accounting,
+            self.balancer,
+            self._view_age_seconds(),
+            ready=self.ready,
+        )
 
     async def _health(self, _: Request) -> Response:
         failed = self.failed_tasks

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from npufleet_gateway.errors import held_too_long, too_many_held
+from npufleet_gateway.errors import Refusal, held_too_long, no_ready_replica, too_many_held
 from npufleet_gateway.routing import ModelKey, ModelRoute
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.view import ClusterView
@@ -35,10 +35,12 @@ class Holder:
     async def wait(self, route: ModelRoute, beat: Callable[[], Awaitable[None]] | None) -> None:
         """Until the model has a ready replica, or is gone (the caller then finds no replica). `beat` is called while it takes long.
 
-        Raises ApiError: 429 where too many are held already, 503 after `hold_seconds`.
+        Raises ApiError: 429 where too many are held already, 503 after `hold_seconds`, at once where that is 0.
         """
-        if route.ready or not self._settings.hold_seconds:
+        if route.ready:
             return
+        if not self._settings.hold_seconds:
+            raise no_ready_replica(route.public_name, route.states(), self._settings.retry_after_seconds, Refusal.NO_REPLICA)
         key = route.model.key
         if self._held[key] >= self._settings.max_held:
             raise too_many_held(route.public_name, self._held[key], self._settings.retry_after_seconds)

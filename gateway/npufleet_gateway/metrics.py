@@ -11,11 +11,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from npufleet_api.slo import Exchange, Judgement, Outcome
+from npufleet_gateway.errors import Refusal
 from npufleet_gateway.routing import ModelKey
 
 MODEL_LABELS = ("namespace", "model", "workload_class")
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 10, 20, 40, 80)
 TPOT_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 1.5)
+QUEUE_BUCKETS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +43,12 @@ class _ModelSeries:
     ttft: Histogram
     tpot: Histogram
     duration: Histogram
+    queue: Histogram
+    admissions: dict[str, Counter]
+
+
+ADMITTED = "admitted"
+ADMISSIONS = (ADMITTED, *(refusal.value for refusal in Refusal))
 
 
 class Metrics:
@@ -66,10 +74,25 @@ class Metrics:
             "npufleet_gateway_request_duration_seconds", "Time from arrival to the end.", MODEL_LABELS, buckets=REQUEST_BUCKETS,
             registry=registry,
         )  # fmt: skip
+        self._queue = Histogram(
+            "npufleet_gateway_queue_seconds",
+            "Wait for a slot, of those who got one and of those who gave up.",
+            MODEL_LABELS,
+            buckets=QUEUE_BUCKETS,
+            registry=registry,
+        )
+        self._admissions = Counter(
+            "npufleet_gateway_admissions",
+            "Requests with a model: admitted to its replicas, or why not.",
+            (*MODEL_LABELS, "result"),
+            registry=registry,
+        )
         self.retries = Counter(
             "npufleet_gateway_retries", "Attempts that were repeated on another replica.", ("reason",), registry=registry
         )
-        self.rejected = Counter("npufleet_gateway_rejected", "Requests answered without a model.", ("status",), registry=registry)
+        self.rejected = Counter(
+            "npufleet_gateway_rejected", "Requests answered before they came to a model's door.", ("status", "cause"), registry=registry
+        )
         self.reports = Counter("npufleet_gateway_monitor_reports", "Collected monitor reports.", ("result",), registry=registry)
         registry.register(_Samples(read_samples))
         self._series: dict[tuple[ModelKey, str], _ModelSeries] = {}
@@ -77,6 +100,13 @@ class Metrics:
     def missed(self, key: ModelKey, workload_class: str) -> None:
         """Count a request that missed a target and has not ended."""
         self._of(key, workload_class).judged.inc()
+
+    def admission(self, key: ModelKey, workload_class: str, refusal: Refusal | None, queue_seconds: float | None) -> None:
+        """Count a request that was admitted (None) or refused; `queue_seconds` where it came as far as the queue."""
+        series = self._of(key, workload_class)
+        series.admissions[refusal.value if refusal is not None else ADMITTED].inc()
+        if queue_seconds is not None:
+            series.queue.observe(queue_seconds)
 
     def finished(self, key: ModelKey, workload_class: str, exchange: Exchange, judgement: Judgement) -> None:
         """Count a request that ended."""
@@ -98,7 +128,9 @@ class Metrics:
             labels = self._series.pop(key).labels
             for outcome in Outcome:
                 self._requests.remove(*labels, outcome.value)
-            for metric in (self._judged, self._attained, self._ttft, self._tpot, self._duration):
+            for result in ADMISSIONS:
+                self._admissions.remove(*labels, result)
+            for metric in (self._judged, self._attained, self._ttft, self._tpot, self._duration, self._queue):
                 metric.remove(*labels)
 
     def render(self) -> bytes:
@@ -120,6 +152,8 @@ class Metrics:
             ttft=self._ttft.labels(*labels),
             tpot=self._tpot.labels(*labels),
             duration=self._duration.labels(*labels),
+            queue=self._queue.labels(*labels),
+            admissions={result: self._admissions.labels(*labels, result) for result in ADMISSIONS},
         )
 
 

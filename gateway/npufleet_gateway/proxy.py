@@ -86,7 +86,7 @@ class Proxy:
         except ClientLeftError:
             return
         except ApiError as error:
-            context.metrics.rejected.labels(str(error.status)).inc()
+            context.metrics.rejected.labels(str(error.status), error.cause).inc()
             await send_error(send, error, request_id, context.extra_headers())
             _access_refused(context, scope, request_id, key, error, arrived)
             return

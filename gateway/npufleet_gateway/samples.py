@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from npufleet_api.accounting import Accounting
+from npufleet_gateway.admission import Admission
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.breaker import BreakerState
+from npufleet_gateway.hold import Holder
 from npufleet_gateway.metrics import Sample
 from npufleet_gateway.reflector import Reflector
 from npufleet_gateway.routing import ModelKey, ReplicaState
@@ -16,6 +18,8 @@ from npufleet_gateway.view import ClusterView
 
 def samples(
     view: ClusterView,
+    admission: Admission,
+    holder: Holder,
     reflectors: Iterable[Reflector],
     accounting: Accounting,
     balancer: Balancer,
@@ -49,7 +53,9 @@ def samples(
             Sample("npufleet_gateway_replicas", "Replicas by state.", states[state], (*model, ("state", state.value)))
             for state in ReplicaState
         )
+        found.append(Sample("npufleet_gateway_held", "Requests held for a first replica.", holder.held(route.model.key), model))
         found.extend(_class_samples(route.model.key, accounting))
+        found.extend(_door_samples(route.model.key, admission))
         breakers = Counter(balancer.breaker_state(replica.pod_uid) for replica in route.ready)
         found.extend(
             Sample(
@@ -80,4 +86,22 @@ def _class_samples(key: ModelKey, accounting: Accounting) -> list[Sample]:
             for seconds, judged, attained in windows
             if judged
         )
+    return found
+
+
+def _door_samples(key: ModelKey, admission: Admission) -> list[Sample]:
+    slots = admission.slots_of(key)
+    if slots is None:
+        return []
+    model = (("namespace", key[0]), ("model", key[1]))
+    found = [Sample("npufleet_gateway_slots", "Requests that the model's replicas take at once from this gateway.", slots, model)]
+    for name, standing in admission.standing(key).items():
+        labels = (*model, ("workload_class", name))
+        for what, text, value in (
+            ("queue_length", "Requests that wait for a slot.", standing.queued),
+            ("slots_in_use", "Slots that the class holds.", standing.running),
+            ("slots_guaranteed", "Slots that the class gets when all saturate the model.", standing.guaranteed),
+            ("slots_borrowed", "Slots that the class holds beyond its guarantee: lent to it.", standing.borrowed),
+        ):
+            found.append(Sample(f"npufleet_gateway_{what}", text, value, labels))
     return found

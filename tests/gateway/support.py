@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
 from npufleet_api.contract import DRAIN_STARTED_ANNOTATION, MANAGED_BY, MANAGED_BY_LABEL, MODEL_NAME_ANNOTATION, POOL_LABEL
 from npufleet_gateway.gateway import Gateway
@@ -236,6 +237,12 @@ class Loopback:
     def traffic(self, name: str = "chat") -> Any:
         """The model's part of the report."""
         return next(model for model in self.gateway.report().models if model.name == name)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """A sample of the metrics page; None where it is absent."""
+        families = text_string_to_metric_families(self.gateway.metrics.render().decode())
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return next((sample.value for sample in samples if labels.items() <= sample.labels.items()), None)
 
     async def settled(self) -> None:
         """Until no request is in flight at the gateway."""

@@ -160,6 +160,45 @@ async def test_no_slot_leaks_wherever_a_request_is_cancelled(seed: int) -> None:
     assert not admission._waiting
 
 
+async def test_who_waits_who_came_in_who_was_refused_and_what_is_lent_stand_in_the_metrics() -> None:
+    async with narrow(max_queued=2) as (pool, gate):
+        labels = {"namespace": "team-a", "model": "chat", "workload_class": "chat"}
+
+        def admissions(result: str) -> float | None:
+            return pool.metric("npufleet_gateway_admissions_total", **labels, result=result)
+
+        held = [asyncio.ensure_future(pool.post().__aenter__()) for _ in range(4)]
+        await eventually(lambda: pool.metric("npufleet_gateway_queue_length", **labels) == 2)
+        assert pool.metric("npufleet_gateway_slots", model="chat") == 2
+        assert pool.metric("npufleet_gateway_slots_in_use", **labels) == 2
+        guaranteed = pool.metric("npufleet_gateway_slots_guaranteed", **labels)
+        assert guaranteed == pytest.approx(2 * 0.2)
+        assert pool.metric("npufleet_gateway_slots_borrowed", **labels) == pytest.approx(2 - 2 * 0.2)
+        assert pool.metric("npufleet_gateway_slots_borrowed", **labels | {"workload_class": "code"}) == 0
+        async with pool.post() as response:
+            assert response.status == 429
+        async with pool.post(headers={"x-npufleet-deadline-ms": "20", "x-npufleet-class": "code"}) as response:
+            assert response.status == 429
+        held.pop().cancel()
+        await eventually(lambda: admissions("client_left") == 1)
+        gate.open.set()
+        for response in await asyncio.gather(*held):
+            response.close()
+        await pool.settled()
+        assert (admissions("admitted"), admissions("queue_full"), admissions("deadline_passed")) == (3, 1, 0)
+        assert pool.metric("npufleet_gateway_admissions_total", workload_class="code", result="deadline_passed") == 1
+        assert pool.metric("npufleet_gateway_queue_seconds_count", **labels) == 5
+        assert pool.metric("npufleet_gateway_queue_length", **labels) == 0
+        async with pool.post({"model": "none"}) as response:
+            assert response.status == 404
+        assert pool.metric("npufleet_gateway_rejected_total", status="404", cause="model_not_found") == 1
+        pool.models = []
+        pool.publish()
+        assert pool.metric("npufleet_gateway_slots") is None
+        assert pool.metric("npufleet_gateway_admissions_total") is None
+        assert pool.metric("npufleet_gateway_queue_seconds_count") is None
+
+
 async def test_a_queue_moves_on_when_replicas_come() -> None:
     async with narrow() as (pool, gate):
         held = [asyncio.ensure_future(pool.post().__aenter__()) for _ in range(5)]

@@ -129,7 +129,7 @@ async def test_an_unknown_model_is_a_404_and_its_name_no_metric_label(pool: Loop
     async with pool.session.get(f"{pool.url}/metrics") as response:
         text = await response.text()
     assert "s3cret-name" not in text
-    assert 'npufleet_gateway_rejected_total{status="404"} 1.0' in text
+    assert 'npufleet_gateway_rejected_total{cause="model_not_found",status="404"} 1.0' in text
 
 
 @pytest.mark.parametrize("pod", [{"ready": False}, {"draining": True}, {"deleting": True}])
