@@ -227,6 +227,16 @@ class GatewayRoute(ApiModel):
     )
 
 
+class Hedging(ApiModel):
+    """When a stream that has not begun is asked of a second replica too."""
+
+    budget_percent: int = spec_field("Most of a model's streams that may be copied.", Change.LIVE, ge=1, le=50, default=5)
+    delay_percentile: int = spec_field(
+        "A stream is late after this percentile of the times that the model's replicas took to a stream's first bytes.", Change.LIVE,
+        ge=50, le=99, default=95,
+    )  # fmt: skip
+
+
 class GatewayTemplate(ApiModel):
     """The pool's gateway."""
 
@@ -256,6 +266,14 @@ class GatewayTemplate(ApiModel):
         "Secret of type kubernetes.io/tls in the operator's namespace; with it the gateway also serves TLS, on port 8443.",
         Change.LIVE,
         default=None,
+    )
+    tls_only: bool = spec_field(
+        "Serve clients with TLS alone: the plain port then answers probes, metrics and the report, and the Service leaves it out.",
+        Change.LIVE,
+        default=False,
+    )
+    hedging: Hedging | None = spec_field(
+        "Ask a second replica for streams that are late; none is where it is absent.", Change.LIVE, default=None
     )
     queue_seconds: int = spec_field("Longest wait of a request for a slot at its model's replicas.", Change.LIVE, ge=1, le=3600, default=30)
     hold_seconds: int = spec_field(
@@ -304,7 +322,17 @@ class InferencePoolSpec(ApiModel):
     )
     rebalancing: Rebalancing = spec_field("How fast the pool moves NPUs.", Change.LIVE, default=Rebalancing())
     pod_template: PodTemplate = spec_field("What every inference pod gets.", Change.ROLLS, default=PodTemplate())
-    gateway: GatewayTemplate = spec_field("The pool's gateway.", Change.LIVE, default=GatewayTemplate())
+    gateway: GatewayTemplate = spec_field(
+        "The pool's gateway.",
+        Change.LIVE,
+        default=GatewayTemplate(),
+        json_schema_extra=validations(
+            cel(
+                "!has(self.tlsOnly) || !self.tlsOnly || has(self.tlsSecretName)",
+                "gateway.tlsOnly needs a certificate: set gateway.tlsSecretName, or remove tlsOnly",
+            )
+        ),
+    )
     alerts: AlertThresholds = spec_field("When the monitors raise an alert.", Change.LIVE, default=AlertThresholds())
 
     def workload_class(self, name: str) -> WorkloadClass | None:

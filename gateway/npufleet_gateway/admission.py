@@ -83,6 +83,11 @@ class Admission:
         door = self._doors.get(key)
         return {name: door.queued_of(name) for name in self._classes()} if door is not None else {}
 
+    def has_room(self, key: ModelKey) -> bool:
+        """Whether the model has a free slot that nobody waits for."""
+        door = self._doors.get(key)
+        return door is not None and not door.queued and door.running < door.slots
+
     def slots_of(self, key: ModelKey) -> int | None:
         """Slots of a model as they were last set; None where no request has come for it."""
         door = self._doors.get(key)

@@ -181,6 +181,23 @@ class Balancer:
                 self._sessions.popitem(last=False)
         return lease
 
+    def acquire_spare(self, replicas: Iterable[Replica], excluded: Collection[str], prompt: Prompt = NO_PROMPT) -> Lease | None:
+        """Like `acquire`, but only of replicas that nothing speaks against: for work that need not be done."""
+        candidates = list(replicas)
+        if not candidates:
+            return None
+        now = self.clock()
+        loads = [self._load(replica) for replica in candidates]
+        within = _within(range(len(loads)), [_held(load, now) for load in loads])
+        good = [
+            candidates[number]
+            for number in within
+            if loads[number].breaker.state(now) is BreakerState.CLOSED
+            and not _full(loads[number], now)
+            and (not prompt.adapter or _has_adapter(loads[number], prompt.adapter))
+        ]
+        return self.acquire(good, excluded, prompt)
+
     def succeeded(self, replica: Replica) -> None:
         """`replica` answered: what it failed before is forgotten."""
         load = self._loads.get(replica.pod_uid)

@@ -133,6 +133,16 @@ def not_found(path: str) -> ApiError:
     return ApiError(404, "invalid_request_error", "unknown_url", f"Unknown request URL: {path}. Check the path and the method.")
 
 
+def tls_required(port: int) -> ApiError:
+    """403: a client on the plain port of a gateway that serves clients with TLS alone. Its key may have been read on the way."""
+    return ApiError(
+        403,
+        "invalid_request_error",
+        "tls_required",
+        f"This gateway serves clients with TLS alone: use https and port {port}. An API key that was sent without it should be replaced.",
+    )
+
+
 def body_too_large(limit_bytes: int) -> ApiError:
     """413: the body is larger than the gateway reads."""
     return ApiError(

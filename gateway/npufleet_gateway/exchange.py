@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from npufleet_api.slo import Exchange, Outcome, outcome_of_status, tpot_ms
 from npufleet_gateway.access_log import AccessLog
 from npufleet_gateway.admission import Admission
 from npufleet_gateway.asgi import ClientWatch, Headers, Message, Scope, Send, send_error
+from npufleet_gateway.attempt import Answer, Retry, Sender, race
 from npufleet_gateway.balancer import Balancer, Lease
-from npufleet_gateway.connection import Connection, Head
 from npufleet_gateway.entrance import Admitted, Entrance
 from npufleet_gateway.errors import (
     ApiError,
     Refusal,
     ReplicaError,
-    SilentError,
     interrupted,
     no_ready_replica,
     shutting_down,
     upstream_failed,
     upstream_timeout,
 )
+from npufleet_gateway.hedging import HedgeResult, Hedges
 from npufleet_gateway.hold import HEARTBEAT, Holder
 from npufleet_gateway.metrics import Metrics
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import Model, Replica
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.sse import TokenCounter
-from npufleet_gateway.upstream import DRAINING, REQUEST_ID, Upstream, request_head, response_headers
+from npufleet_gateway.upstream import REQUEST_ID, Upstream, response_headers
 from npufleet_gateway.view import ClusterView
 
 HOLD_BYTES = 1024 * 1024
@@ -54,6 +54,7 @@ class Context:
     entrance: Entrance
     admission: Admission
     holder: Holder
+    hedges: Hedges | None = None
     access_log: AccessLog | None = None
     leaving: bool = False
     """Once set, answers ask clients to close their connections and come back by another gateway."""
@@ -61,20 +62,6 @@ class Context:
     def extra_headers(self) -> Headers:
         """Headers of every answer."""
         return [(b"connection", b"close")] if self.leaving else []
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """An attempt failed before any byte went to the client."""
-
-    reason: str
-    """A metric label: refused, draining, not_ready, reset or garbage."""
-    detail: str
-
-    @property
-    def unavailable(self) -> bool:
-        """Whether the replica declined, as opposed to failing."""
-        return self.reason in ("draining", "not_ready")
 
 
 class LiveExchange:
@@ -95,16 +82,18 @@ class LiveExchange:
         streams: bool,
     ) -> None:
         self._context = context
-        self._scope = scope
         self._send_raw = send
-        self._body = admitted.body
         self.admitted = admitted
         self._name = name
         self.model = model
         self.request_id = request_id
         self._arrived = arrived
         self._prompt = prompt
-        self._lease: Lease | None = None
+        self._sender = Sender(context.upstream, context.balancer, context.settings.engine_port, scope, admitted.body, request_id)
+        self._leases: list[Lease] = []
+        """Of this attempt; two where a copy was sent."""
+        self._answering: Lease | None = None
+        self.hedge: HedgeResult | None = None
         self._streams = streams
         self._counter = TokenCounter()
         self.watch: ClientWatch | None = None
@@ -201,128 +190,156 @@ class LiveExchange:
         tried: set[str] = set()
         failure: Retry | None = None
         while len(tried) < context.settings.max_attempts:
-            route = context.view.table.find(self._name)
-            lease = (
-                context.balancer.acquire(route.ready, tried, self._prompt)
-                if route is not None and route.model.uid == self.model.uid
-                else None
-            )
+            lease = self._lease_of(context.balancer.acquire, tried)
             if lease is None:
                 if failure is None:
+                    route = context.view.table.find(self._name)
                     states = route.states() if route is not None else "it was deleted"
                     raise no_ready_replica(self._name, states, context.settings.retry_after_seconds)
                 break
             if failure is not None:
                 context.metrics.retries.labels(failure.reason).inc()
-            self._lease = lease
-            tried.add(lease.replica.pod_uid)
             try:
-                failure = await self._attempt(lease.replica)
+                answer = await self._ask(lease, tried)
+                failure = answer if isinstance(answer, Retry) else await self._relay(answer)
             finally:
-                lease.release(self._tpot_ms())
+                for one in self._leases:
+                    one.release(self._tpot_ms() if one is self._answering else None)
+                self._leases.clear()
             if failure is None:
                 return
+            if failure.final:
+                raise upstream_timeout(self._name, context.settings.upstream_idle_seconds)
         if failure is not None and failure.unavailable:
             raise no_ready_replica(self._name, failure.detail, DRAIN_RETRY_AFTER_SECONDS)
         raise upstream_failed(self._name, len(tried), failure.detail if failure else "none tried")
 
-    async def _attempt(self, replica: Replica) -> Retry | None:
-        """None once the request is answered, well or badly."""
+    def _lease_of(self, acquire: Callable[[Iterable[Replica], set[str], Prompt], Lease | None], tried: set[str]) -> Lease | None:
+        """A replica that was not tried yet, by one of the balancer's methods; None where there is none, or the model is gone."""
+        route = self._context.view.table.find(self._name)
+        lease = acquire(route.ready, tried, self._prompt) if route is not None and route.model.uid == self.model.uid else None
+        if lease is not None:
+            self._leases.append(lease)
+            tried.add(lease.replica.pod_uid)
+        return lease
+
+    async def _ask(self, lease: Lease, tried: set[str]) -> Answer | Retry:
+        hedges = self._context.hedges
+        if hedges is None or not self._streams or len(tried) > 1 or self._prompt.session is not None:
+            return await self._sender.open(lease)
+        clock, key = self._context.clock, self.model.key
+        began, delay = clock(), hedges.asked(key)
+        if delay is None:
+            answer = await self._sender.open(lease)
+        else:
+            answer = await race(self._sender, lease, delay, lambda: self._copy(hedges, tried))
+        if isinstance(answer, Answer) and answer.head.content_type == EVENT_STREAM:
+            hedges.began(key, clock() - began)
+        if len(self._leases) > 1:
+            won = isinstance(answer, Answer) and answer.lease is not lease
+            self._note_hedge(HedgeResult.WON if won else HedgeResult.LOST)
+        return answer
+
+    def _copy(self, hedges: Hedges, tried: set[str]) -> Lease | None:
+        """The replica that gets a copy of a stream that is late."""
         context = self._context
-        port = context.settings.engine_port
-        connection: Connection | None = None
+        if not context.admission.has_room(self.model.key):
+            self._note_hedge(HedgeResult.BUSY)
+        elif not hedges.take(self.model.key):
+            self._note_hedge(HedgeResult.OVER_BUDGET)
+        elif (lease := self._lease_of(context.balancer.acquire_spare, tried)) is None:
+            hedges.give_back(self.model.key)
+            self._note_hedge(HedgeResult.NO_REPLICA)
+        else:
+            return lease
+        return None
+
+    def _note_hedge(self, result: HedgeResult) -> None:
+        self.hedge = result
+        self._context.metrics.hedged(self.model.key, self.admitted.classification.name, result)
+
+    async def _relay(self, answer: Answer) -> Retry | None:
+        """None once the request is answered, well or badly."""
+        self._answering = answer.lease
+        replica = answer.lease.replica
         try:
-            head = request_head(
-                self._scope["method"],
-                self._scope["path"],
-                f"{replica.host}:{port}",
-                self._scope["headers"],
-                self.request_id,
-                len(self._body),
-            )
-            connection, answer = await context.upstream.request(replica.ip, port, head, self._body)
-            if answer.status == 503 and answer.get(DRAINING) is not None:
-                context.balancer.draining(replica)
-                return Retry("draining", f"{replica.pod_name} is draining")
-            if answer.status in (502, 503):
-                context.balancer.failed(replica)
-                return Retry("not_ready", f"{replica.pod_name} answered {answer.status}")
-            if not 200 <= answer.status < 600:
-                context.balancer.failed(replica)
-                return Retry("garbage", f"{replica.pod_name} answered with status {answer.status}")
-            if answer.content_type == EVENT_STREAM:
-                await self._relay_stream(connection, answer, replica)
+            if answer.head.content_type == EVENT_STREAM:
+                await self._relay_stream(answer)
             else:
-                await self._relay_whole(connection, answer, replica)
-            context.balancer.succeeded(replica)
+                await self._relay_whole(answer)
+            self._context.balancer.succeeded(replica)
             return None
         except ReplicaError as error:
-            context.balancer.failed(replica)
-            if self._relaying:
-                await self._break_off(f"{replica.pod_name} {error}")
-                return None
-            if isinstance(error, SilentError):
-                raise upstream_timeout(self._name, context.settings.upstream_idle_seconds) from error
-            return Retry(error.reason, f"{replica.pod_name}: {error}")
+            failure = self._sender.failed(answer.lease, error)
+            if not self._relaying:
+                return failure
+            await self._break_off(f"{replica.pod_name} {error}")
+            return None
         finally:
-            if connection is not None:
-                context.upstream.release(replica.ip, port, connection)
+            self._sender.release(answer)
 
-    async def _relay_stream(self, connection: Connection, answer: Head, replica: Replica) -> None:
+    async def _relay_stream(self, answer: Answer) -> None:
         """The status goes out with the first byte of the body: until then another replica can take over."""
-        clock, counter = self._context.clock, self._counter
-        chunk = await connection.read()
-        await self._begin(answer, replica)
+        clock, counter, connection = self._context.clock, self._counter, answer.connection
+        chunk = answer.first
+        await self._begin(answer)
         while chunk:
             waiting = counter.first_token_time is None
             counter.feed(chunk, clock())
-            if waiting and counter.first_token_time is not None and self._lease is not None:
-                self._lease.first_token()
+            if waiting and counter.first_token_time is not None:
+                answer.lease.first_token()
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             chunk = await connection.read()
-        if not counter.done and not counter.failed and answer.status < 400:
-            await self._break_off(f"{replica.pod_name} ended it without [DONE]")
+        status = answer.head.status
+        if not counter.done and not counter.failed and status < 400:
+            await self._break_off(f"{answer.lease.replica.pod_name} ended it without [DONE]")
             return
-        self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(answer.status)
+        self._outcome = Outcome.INTERRUPTED if counter.failed else outcome_of_status(status)
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _relay_whole(self, connection: Connection, answer: Head, replica: Replica) -> None:
+    async def _relay_whole(self, answer: Answer) -> None:
+        connection, status = answer.connection, answer.head.status
         held: list[bytes] = []
         size = 0
-        while size <= HOLD_BYTES and (chunk := await connection.read()):
+        chunk = answer.first
+        while chunk:
             held.append(chunk)
             size += len(chunk)
+            if size > HOLD_BYTES:
+                break
+            chunk = await connection.read()
         body = b"".join(held)
         self._counter.read_usage(body)
         if self.status is not None:
             # The stream was begun while the request was held: what the replica says instead of a stream is an event of it.
-            self._outcome = outcome_of_status(answer.status)
+            self._outcome = outcome_of_status(status)
             await self._event(body.replace(b"\n", b" "))
             return
         if size <= HOLD_BYTES:
-            self._outcome = outcome_of_status(answer.status)
-            await self._begin(answer, replica, b"%d" % len(body))
+            self._outcome = outcome_of_status(status)
+            await self._begin(answer, b"%d" % len(body))
             await self._send({"type": "http.response.body", "body": body})
             return
-        await self._begin(answer, replica, answer.get(b"content-length"))
+        await self._begin(answer, answer.head.get(b"content-length"))
         while body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = await connection.read()
-        self._outcome = outcome_of_status(answer.status)
+        self._outcome = outcome_of_status(status)
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _begin(self, answer: Head, replica: Replica, length: bytes | None = None) -> None:
+    async def _begin(self, answer: Answer, length: bytes | None = None) -> None:
         self._relaying = True
-        self.replica = replica.pod_name
+        self.replica = answer.lease.replica.pod_name
         if self.status is not None:
             return
-        headers = response_headers(answer, self.request_id, replica.pod_name)
-        self._streams = answer.content_type == EVENT_STREAM
+        head = answer.head
+        headers = response_headers(head, self.request_id, self.replica)
+        self._streams = head.content_type == EVENT_STREAM
         if length is not None:
             headers.append((b"content-length", length))
         headers.extend(self._context.extra_headers())
-        self.status = answer.status
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        self.status = head.status
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
     async def _beat(self) -> None:
         """Begin the answer of a held stream, or keep it alive."""

@@ -23,13 +23,14 @@ from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH, REPORT_
 from npufleet_api.report import GatewayReport
 from npufleet_gateway.access_log import AccessLog
 from npufleet_gateway.admission import Admission
-from npufleet_gateway.asgi import Receive, Scope, Send
+from npufleet_gateway.asgi import Receive, Scope, Send, send_error
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.catalogue import get_model, list_models
 from npufleet_gateway.collector import Collector
 from npufleet_gateway.entrance import Entrance
-from npufleet_gateway.errors import ApiError, internal_error, not_found
+from npufleet_gateway.errors import ApiError, internal_error, not_found, tls_required
 from npufleet_gateway.exchange import Context
+from npufleet_gateway.hedging import Hedges
 from npufleet_gateway.hold import Holder
 from npufleet_gateway.keys import ApiKey, KeyRing, RateLimits
 from npufleet_gateway.kube import KubeClient, Resource
@@ -43,10 +44,13 @@ from npufleet_gateway.routing import ModelKey, RoutingTable
 from npufleet_gateway.samples import samples
 from npufleet_gateway.settings import GatewaySettings
 from npufleet_gateway.slots import next_estimate, with_slack
-from npufleet_gateway.upstream import Upstream
+from npufleet_gateway.upstream import Upstream, request_id_of
 from npufleet_gateway.view import ClusterView
 
 logger = logging.getLogger(__name__)
+
+CLUSTER_PATHS = frozenset({HEALTH_PATH, READY_PATH, METRICS_PATH, REPORT_PATH})
+"""Of the kubelet, Prometheus and the operator."""
 
 
 class Gateway:
@@ -70,6 +74,7 @@ class Gateway:
         self.keys = KeyRing(settings.keys_dir)
         self.admission = Admission(clock, settings, self._slots, lambda: self.pool.classes)
         self.holder = Holder(self.view, settings)
+        self.hedges = Hedges(settings.hedging) if settings.hedging is not None else None
         self._entrance = Entrance(self.keys, RateLimits(clock, lambda: self.fellows.gateways), lambda: self.pool.classes)
         self._estimates: dict[str, tuple[float | None, float]] = {}
         self.reflectors: tuple[Reflector, ...] = ()
@@ -145,7 +150,12 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PROXIED_PATHS and self._proxy is not None:
+        http = scope["type"] == "http"
+        if http and self.settings.tls_only and scope["scheme"] != "https" and scope["path"] not in CLUSTER_PATHS:
+            error = tls_required(self.settings.tls_port)
+            self.metrics.rejected.labels(str(error.status), error.cause).inc()
+            await send_error(send, error, request_id_of(scope["headers"]))
+        elif http and scope["method"] == "POST" and scope["path"] in PROXIED_PATHS and self._proxy is not None:
             await self._proxy(scope, receive, send)
         else:
             await self._pages(scope, receive, send)
@@ -165,6 +175,7 @@ class Gateway:
             self._entrance,
             self.admission,
             self.holder,
+            self.hedges,
             access_log,
         )
         await asyncio.to_thread(self.keys.load)
@@ -199,6 +210,8 @@ class Gateway:
         uids = {replica.pod_uid for route in table.routes for replica in route.replicas}
         self.balancer.retain(uids, keys)
         self.admission.retain(keys)
+        if self.hedges is not None:
+            self.hedges.retain(keys)
         self._estimates = {uid: estimate for uid, estimate in self._estimates.items() if uid in uids}
 
     def _slots(self, key: ModelKey) -> int:

@@ -15,6 +15,7 @@ import uvloop
 from npufleet_api.contract import ENGINE_PORT, GATEWAY_PORT, GATEWAY_TLS_PORT, MONITOR_PORT, POD_NAME_ENV
 from npufleet_gateway.errors import ConfigurationError
 from npufleet_gateway.gateway import Gateway
+from npufleet_gateway.hedging import HedgePolicy
 from npufleet_gateway.kube import KubeClient, kubernetes_configuration
 from npufleet_gateway.server import GatewayServer
 from npufleet_gateway.settings import GatewaySettings
@@ -51,6 +52,21 @@ def main() -> None:
 @click.option("--keys-dir", type=click.Path(path_type=Path), help="Folder of API keys: a mounted Secret. Without it none are asked for.")
 @click.option("--tls-dir", type=click.Path(path_type=Path), help="Folder with tls.crt and tls.key: TLS is then served on --tls-port too.")
 @click.option("--tls-port", default=GATEWAY_TLS_PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--tls-only", is_flag=True, help="Serve clients on --tls-port alone: --port then has probes, metrics and the report.")
+@click.option(
+    "--hedge-budget-percent",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 100),
+    help="Share of a model's streams that may be sent to a second replica when their answer is late; 0 sends none.",
+)
+@click.option(
+    "--hedge-delay-percentile",
+    default=95.0,
+    show_default=True,
+    type=click.FloatRange(1, 100),
+    help="A stream is late after this percentile of the times to a first byte.",
+)
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="A line of JSON on standard output for each request.")
 @click.option("--leave-seconds", default=5.0, show_default=True, type=click.FloatRange(0, 600), help="Serving on, unready, after SIGTERM.")
 @click.option("--grace-seconds", default=120.0, show_default=True, type=click.FloatRange(0, 86400), help="For what then still runs.")
@@ -69,6 +85,9 @@ def serve(
     keys_dir: Path | None,
     tls_dir: Path | None,
     tls_port: int,
+    tls_only: bool,
+    hedge_budget_percent: float,
+    hedge_delay_percentile: float,
     access_log: bool,
     leave_seconds: float,
     grace_seconds: float,
@@ -89,6 +108,8 @@ def serve(
         keys_dir=keys_dir,
         tls_dir=tls_dir,
         tls_port=tls_port,
+        tls_only=tls_only,
+        hedging=HedgePolicy(hedge_delay_percentile, hedge_budget_percent) if hedge_budget_percent else None,
         access_log=access_log,
         leave_seconds=leave_seconds,
         grace_seconds=grace_seconds,

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from npufleet_api.slo import Exchange, Judgement, Outcome
 from npufleet_gateway.errors import Refusal
+from npufleet_gateway.hedging import HedgeResult
 from npufleet_gateway.routing import ModelKey
 
 MODEL_LABELS = ("namespace", "model", "workload_class")
@@ -45,6 +46,7 @@ class _ModelSeries:
     duration: Histogram
     queue: Histogram
     admissions: dict[str, Counter]
+    hedges: dict[HedgeResult, Counter]
 
 
 ADMITTED = "admitted"
@@ -87,6 +89,12 @@ class Metrics:
             (*MODEL_LABELS, "result"),
             registry=registry,
         )
+        self._hedges = Counter(
+            "npufleet_gateway_hedges",
+            "Streams that were late, by what became of their copy, or why they got none.",
+            (*MODEL_LABELS, "result"),
+            registry=registry,
+        )
         self.retries = Counter(
             "npufleet_gateway_retries", "Attempts that were repeated on another replica.", ("reason",), registry=registry
         )
@@ -107,6 +115,10 @@ class Metrics:
         series.admissions[refusal.value if refusal is not None else ADMITTED].inc()
         if queue_seconds is not None:
             series.queue.observe(queue_seconds)
+
+    def hedged(self, key: ModelKey, workload_class: str, result: HedgeResult) -> None:
+        """Count a stream that was late."""
+        self._of(key, workload_class).hedges[result].inc()
 
     def finished(self, key: ModelKey, workload_class: str, exchange: Exchange, judgement: Judgement) -> None:
         """Count a request that ended."""
@@ -130,6 +142,8 @@ class Metrics:
                 self._requests.remove(*labels, outcome.value)
             for result in ADMISSIONS:
                 self._admissions.remove(*labels, result)
+            for hedge in HedgeResult:
+                self._hedges.remove(*labels, hedge.value)
             for metric in (self._judged, self._attained, self._ttft, self._tpot, self._duration, self._queue):
                 metric.remove(*labels)
 
@@ -153,6 +167,7 @@ class Metrics:
             tpot=self._tpot.labels(*labels),
             duration=self._duration.labels(*labels),
             queue=self._queue.labels(*labels),
+            hedges={result: self._hedges.labels(*labels, result.value) for result in HedgeResult},
             admissions={result: self._admissions.labels(*labels, result) for result in ADMISSIONS},
         )
 

@@ -186,6 +186,7 @@ def _access(context: Context, scope: Scope, live: LiveExchange, exchange: Exchan
         duration_ms=round(exchange.elapsed_ms, 1),
         request_bytes=len(admitted.body),
         answer_tokens=live.answer_tokens,
+        hedge=live.hedge,
     )
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 
+from npufleet_gateway.errors import ConfigurationError
 from npufleet_gateway.gateway import Gateway
 from npufleet_gateway.listener import TlsServer, configuration
 
@@ -23,6 +24,8 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, gateway: Gateway, host: str, port: int) -> None:
         super().__init__(configuration(gateway, host, port, lifespan="on"))
         settings = gateway.settings
+        if settings.tls_only and settings.tls_dir is None:
+            raise ConfigurationError("--tls-only: there is no certificate; name its folder with --tls-dir, or leave --tls-only out")
         self._tls = TlsServer(gateway, host, settings.tls_port, settings.tls_dir) if settings.tls_dir is not None else None
         self._tls_tasks: list[asyncio.Task[None]] = []
         self._gateway = gateway

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npufleet_api.contract import ENGINE_PORT, GATEWAY_TLS_PORT, MONITOR_PORT
+from npufleet_gateway.hedging import HedgePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,11 @@ class GatewaySettings:
     tls_dir: Path | None = None
     """Folder with tls.crt and tls.key; None serves no TLS."""
     tls_port: int = GATEWAY_TLS_PORT
+    tls_only: bool = False
+    """Clients are served on the TLS port alone; the plain one has the pages of the cluster's own."""
     access_log: bool = True
+    hedging: HedgePolicy | None = None
+    """None sends no stream twice."""
     retry_after_seconds: int = 5
     window_seconds: float = 300
     collect_interval_seconds: float = 5

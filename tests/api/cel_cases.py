@@ -253,6 +253,9 @@ POOL_FIELDS: tuple[Field, ...] = (
     Field("spec.gateway.replicaConcurrency", "spec.gateway.replicaConcurrency", 5, 1, 65536),
     Field("spec.gateway.apiKeysSecretName", "spec.gateway.apiKeysSecretName", "gateway-keys", 1, 253, "Upper_Case"),
     Field("spec.gateway.tlsSecretName", "spec.gateway.tlsSecretName", "gateway-tls", 1, 253, "Upper_Case"),
+    Field("spec.gateway.tlsOnly", "spec.gateway", {"tlsSecretName": "gateway-tls", "tlsOnly": True}),
+    Field("spec.gateway.hedging.budgetPercent", "spec.gateway.hedging.budgetPercent", 5, 1, 50),
+    Field("spec.gateway.hedging.delayPercentile", "spec.gateway.hedging.delayPercentile", 95, 50, 99),
     Field("spec.alerts.memoryPercent", "spec.alerts.memoryPercent", 85, 0, 100),
     Field("spec.alerts.computePercent", "spec.alerts.computePercent", 90, 0, 100),
     Field("spec.alerts.pipelineStallPercent", "spec.alerts.pipelineStallPercent", 15, 0, 100),
@@ -472,7 +475,11 @@ HEADS = "engine.precision.kvCache Int8Heads needs engine.calibrationRef, which n
 LAYERS = "engine.precision.layers has a first above its last: swap them"
 DISK = "engine.diskCacheMi needs engine.hostCacheMi, since KV reaches the disk through host memory: set both or neither"
 
+TLS_ONLY = "gateway.tlsOnly needs a certificate: set gateway.tlsSecretName, or remove tlsOnly"
+
 CEL_CASES: list[Case] = [
+    Case("npupools spec.gateway tlsOnly without a certificate refused", with_value(POOL, "spec.gateway", {"tlsOnly": True}), TLS_ONLY),
+    Case("npupools spec.gateway tlsOnly false accepted", with_value(POOL, "spec.gateway", {"tlsOnly": False}), None),
     Case("npupools spec.classes equal bounds accepted", _classes({"minPercent": 40, "maxPercent": 40}), None),
     Case("npupools spec.classes bounds of zero accepted", _classes({"minPercent": 0, "maxPercent": 0}), None),
     Case("npupools spec.classes minPercent without maxPercent accepted", _classes({"minPercent": 100}), None),

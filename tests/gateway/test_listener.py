@@ -17,6 +17,7 @@ from gateway.support import eventually, free_port, loopback
 from npufleet_gateway.errors import ConfigurationError
 from npufleet_gateway.gateway import Gateway
 from npufleet_gateway.listener import TlsServer
+from npufleet_gateway.server import GatewayServer
 from npufleet_gateway.settings import GatewaySettings
 
 
@@ -120,3 +121,32 @@ def test_a_certificate_that_cannot_be_loaded_is_a_configuration_error(tmp_path: 
     gateway = Gateway(GatewaySettings("prod", "g"), kube=None)
     with pytest.raises(ConfigurationError, match=r"tls\.crt"):
         TlsServer(gateway, "127.0.0.1", 0, tmp_path)
+
+
+async def test_with_tls_alone_the_plain_port_has_the_clusters_own_pages_and_nothing_for_clients(tmp_path: Path) -> None:
+    write_certificate(tmp_path, "only")
+    port = free_port()
+    async with loopback(tls_dir=tmp_path, tls_port=port, tls_only=True) as pool:
+        tls = pool.server._tls
+        assert tls is not None
+        await eventually(lambda: tls.started)
+        engine = await pool.engine()
+        for path in ("/health", "/ready", "/metrics", "/report"):
+            async with pool.session.get(pool.url + path) as response:
+                assert response.status == 200, path
+        for path in ("/v1/chat/completions", "/tokenize", "/v1/models", "/nowhere"):
+            async with pool.post(path=path) as response:
+                assert response.status == 403
+                error = (await response.json())["error"]
+            assert (error["code"], str(port) in error["message"]) == ("tls_required", True)
+        assert engine.seen == []
+        async with pool.session.post(f"https://127.0.0.1:{port}/v1/chat/completions", json={"model": "chat"}, ssl=False) as response:
+            assert response.status == 200
+        async with pool.session.get(f"https://127.0.0.1:{port}/v1/models", ssl=False) as response:
+            assert response.status == 200
+
+
+def test_tls_alone_without_a_certificate_is_a_configuration_error() -> None:
+    gateway = Gateway(GatewaySettings("prod", "g", tls_only=True), kube=None)
+    with pytest.raises(ConfigurationError, match="--tls-dir"):
+        GatewayServer(gateway, "127.0.0.1", 0)

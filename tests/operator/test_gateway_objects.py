@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from npufleet_api.conditions import Reason
 from npufleet_api.pool import GatewayTemplate
 from npufleet_operator.core.actions import Plan, object_id
@@ -91,3 +93,38 @@ def test_an_inference_gateways_namespaces_may_reach_the_engines_and_nothing_else
     assert named[1:] == ["epp", "istio"]
     assert [admin, monitor] == plain["spec"]["ingress"][1:]
     assert len(plain["spec"]["ingress"][0]["from"]) == 2
+
+
+def arguments(plan: Plan) -> list[str]:
+    """How the gateway is started."""
+    return list(manifest(plan, "Deployment")["spec"]["template"]["spec"]["containers"][0]["command"])
+
+
+@pytest.mark.parametrize(
+    ("gateway", "ports", "endpoint", "only"),
+    [
+        ({}, ["http"], "http://{}:8080/v1", False),
+        ({"tlsSecretName": "cert"}, ["http", "https"], "http://{}:8080/v1", False),
+        ({"tlsSecretName": "cert", "tlsOnly": True}, ["https"], "https://{}:8443/v1", True),
+    ],
+)
+def test_clients_get_the_ports_that_the_pool_wants_and_probes_keep_theirs(
+    gateway: dict[str, Any], ports: list[str], endpoint: str, only: bool
+) -> None:
+    found = fleet({**gateway, "httpRoute": ROUTE})
+    plan = found.plan()
+    service = manifest(plan, "Service")
+    assert [port["name"] for port in service["spec"]["ports"]] == ports
+    assert found.pool_status.endpoint == endpoint.format(f"{service['metadata']['name']}.{CONFIG.namespace}.svc")
+    assert ("--tls-only" in arguments(plan)) is only
+    (container,) = manifest(plan, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")} == {8080}
+    backend = manifest(plan, "HTTPRoute")["spec"]["rules"][0]["backendRefs"][0]["port"]
+    assert backend == (8443 if only else 8080)
+
+
+def test_hedging_is_off_unless_the_pool_asks_for_it() -> None:
+    assert not any("hedge" in argument for argument in arguments(fleet({}).plan()))
+    given = arguments(fleet({"hedging": {"budgetPercent": 3}}).plan())
+    at = given.index("--hedge-budget-percent")
+    assert given[at : at + 4] == ["--hedge-budget-percent", "3", "--hedge-delay-percentile", "95"]

@@ -66,7 +66,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
     scaled = {choice.model for choice in choices if not advisory and choice.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN)}
     keepers = names_taken(o.models)
     external = spec.gateway.mode is GatewayMode.EXTERNAL
-    endpoint = "" if external else gateway_endpoint(o.pool_name, o.config.namespace)
+    endpoint = "" if external else gateway_endpoint(o.pool_name, o.config.namespace, spec)
     resource = spec.npus.resource_name
     statuses = {
         plan.model.key: model_status(
@@ -154,7 +154,7 @@ def _unsaid(pool: PoolView, plans: Sequence[ModelPlan], advisory: bool) -> list[
 def _keep_everything(o: Observed, nodes: Mapping[str, NodeView], now: datetime) -> Plan:
     """No pool, or none that can be used: what runs is kept, and the conditions say why nothing changes."""
     statuses = {}
-    endpoint = gateway_endpoint(o.pool_name, o.config.namespace)
+    endpoint = gateway_endpoint(o.pool_name, o.config.namespace, o.pool.spec if o.pool is not None else None)
     keepers = names_taken(o.models)
     serving = any(pod.labels.get(POOL_LABEL) == slug(o.pool_name) and pod.owner_name and not pod.finished for pod in o.pods)
     measured, owned = Measured(o.traffic, now), pods_by_model(o)

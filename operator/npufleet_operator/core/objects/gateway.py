@@ -31,14 +31,20 @@ def gateway_labels(pool: str) -> dict[str, str]:
     return {MANAGED_BY_LABEL: MANAGED_BY, COMPONENT_LABEL: GATEWAY_COMPONENT, POOL_LABEL: slug(pool)}
 
 
-def gateway_endpoint(pool: str, namespace: str) -> str:
-    """OpenAI base URL of the pool inside the cluster."""
-    return f"http://{gateway_child(pool)}.{namespace}.svc:{GATEWAY_PORT}/v1"
+def tls_only(spec: InferencePoolSpec) -> bool:
+    """Whether clients are served with TLS alone."""
+    return spec.gateway.tls_only and spec.gateway.tls_secret_name is not None
+
+
+def gateway_endpoint(pool: str, namespace: str, spec: InferencePoolSpec | None) -> str:
+    """OpenAI base URL of the pool inside the cluster. The plain one where the pool is gone."""
+    host = f"{gateway_child(pool)}.{namespace}.svc"
+    return f"https://{host}:{GATEWAY_TLS_PORT}/v1" if spec is not None and tls_only(spec) else f"http://{host}:{GATEWAY_PORT}/v1"
 
 
 def build_gateway_service(pool: str, spec: InferencePoolSpec, config: OperatorConfig) -> Manifest:
-    """The pool's door; with a second port where it has a certificate."""
-    ports = [{"name": "http", "port": GATEWAY_PORT, "targetPort": GATEWAY_PORT, "protocol": "TCP"}]
+    """The pool's door; with a second port where it has a certificate, and that alone where clients must use it."""
+    ports = [] if tls_only(spec) else [{"name": "http", "port": GATEWAY_PORT, "targetPort": GATEWAY_PORT, "protocol": "TCP"}]
     if spec.gateway.tls_secret_name is not None:
         ports.append({"name": "https", "port": GATEWAY_TLS_PORT, "targetPort": GATEWAY_TLS_PORT, "protocol": "TCP"})
     return {
@@ -74,7 +80,12 @@ def build_gateway_deployment(pool: str, spec: InferencePoolSpec, config: Operato
         volumes.append({"name": "tls", "secret": {"secretName": gateway.tls_secret_name}})
         mounts.append({"name": "tls", "mountPath": GATEWAY_TLS_DIR, "readOnly": True})
         arguments += ["--tls-dir", GATEWAY_TLS_DIR, "--tls-port", str(GATEWAY_TLS_PORT)]
+        if gateway.tls_only:
+            arguments.append("--tls-only")
         ports.append({"name": "https", "containerPort": GATEWAY_TLS_PORT, "protocol": "TCP"})
+    if gateway.hedging is not None:
+        arguments += ["--hedge-budget-percent", str(gateway.hedging.budget_percent)]
+        arguments += ["--hedge-delay-percentile", str(gateway.hedging.delay_percentile)]
     container = {
         "name": "gateway",
         "image": config.control_image,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from npufleet_api.contract import GATEWAY_PORT
+from npufleet_api.contract import GATEWAY_PORT, GATEWAY_TLS_PORT
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_operator.core.naming import gateway_child
 from npufleet_operator.core.objects.common import Manifest, without_none
-from npufleet_operator.core.objects.gateway import gateway_metadata
+from npufleet_operator.core.objects.gateway import gateway_metadata, tls_only
 from npufleet_operator.core.observed import OperatorConfig
 
 HTTP_ROUTE_KIND = "HTTPRoute"
@@ -22,7 +22,7 @@ def build_http_route(pool: str, spec: InferencePoolSpec, config: OperatorConfig)
     parents = [without_none({"name": p.name, "namespace": p.namespace, "sectionName": p.section_name}) for p in route.parent_refs]
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": PUBLIC_PREFIX}}],
-        "backendRefs": [{"name": gateway_child(pool), "port": GATEWAY_PORT}],
+        "backendRefs": [{"name": gateway_child(pool), "port": GATEWAY_TLS_PORT if tls_only(spec) else GATEWAY_PORT}],
     }
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
