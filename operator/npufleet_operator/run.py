@@ -61,12 +61,16 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         mirror = Mirror()
         watched = watched_kinds()
         watchdog = Watchdog(client, mirror, watched)
-        events = EventRecorder(client, lambda: datetime.now(UTC))
+
+        def wall() -> datetime:
+            return datetime.now(UTC)
+
+        events = EventRecorder(client, wall)
         config = settings.config()
         recorder = PlanRecorder(Path(settings.record_plans), settings.record_limit_mi * MEBIBYTE) if settings.record_plans else None
 
         def make_task(name: str) -> PoolTask:
-            return PoolTask(name, client, mirror, session, events, config, time.monotonic, recorder)
+            return PoolTask(name, client, mirror, session, events, config, time.monotonic, wall, recorder)
 
         supervisor = Supervisor(mirror, make_task, time.monotonic)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import hypothesis.strategies as st
 import pytest
@@ -17,6 +17,7 @@ from npufleet_api.report import DataState
 from npufleet_operator.core.acceptance import class_bounds
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.observed import ModelKey, TrafficView
+from npufleet_operator.shell.timeline import Timeline
 from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 from support.load import Load, elastic_spec, put_load, run
 
@@ -60,11 +61,14 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(sizes=st.lists(st.integers(2, 8), min_size=1, max_size=3), shares=SHARES, unit=st.sampled_from([1, 1, 2]))
     def start(self, sizes: list[int], shares: list[tuple[int, int]], unit: int) -> None:
         nodes = {f"node-{i}": node(f"node-{i}", size) for i, size in enumerate(sizes)}
-        self.fleet = Fleet(nodes=nodes, pool=random_pool(shares, unit))  # type: ignore[arg-type]  # an InferencePoolSpec
+        pool = random_pool(shares, unit)
+        self.fleet = Fleet(nodes=nodes, pool=pool, timeline=Timeline())  # type: ignore[arg-type]  # an InferencePoolSpec
         self.loads: dict[str, Load] = {}
         self.data = DataState.FRESH
         self.lies = 0
-        self.moves: dict[ModelKey, tuple[datetime, int]] = {}
+        self.moves: dict[ModelKey, tuple[float, int]] = {}
+        self.drains: dict[str, float] = {}
+        """When each drain began, in the fleet's uptime, by UID of the pod."""
 
     @rule(name=st.sampled_from(NAMES), cls=st.sampled_from(CLASSES), least=st.integers(0, 2), more=st.integers(0, 6),
           tensor=st.sampled_from([1, 1, 2, 4]))  # fmt: skip
@@ -106,12 +110,12 @@ class PoolMachine(RuleBasedStateMachine):
         for key, model in self.fleet.models.items():
             self.fleet.models[key] = replace(model, status=type(model.status)())
         self.fleet.pool_status = type(self.fleet.pool_status)()
+        self.fleet.timeline = Timeline()
         self.moves.clear()
 
     @rule(hours=st.sampled_from([-24, -1, 1, 24]))
     def clock_jumps(self, hours: int) -> None:
         self.fleet.now += timedelta(hours=hours)
-        self.moves.clear()
 
     @rule(busy=st.booleans(), auto_ready=st.booleans())
     def engines(self, busy: bool, auto_ready: bool) -> None:
@@ -138,6 +142,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert not plan.objects
         self._only_borrowers_lose(plan, before)
         self._nothing_shrinks_blind(plan)
+        self._no_drain_is_cut_short(plan)
         fleet.apply(plan)
         self._bounds_hold(plan, before, supply_used)
         self._no_flapping(plan, base, known)
@@ -170,6 +175,15 @@ class PoolMachine(RuleBasedStateMachine):
         for choice in plan.choices:
             assert not (blind and choice.reason in (Reason.LOAD_FELL, Reason.IDLE)), choice
 
+    def _no_drain_is_cut_short(self, plan: Plan) -> None:
+        for delete in plan.deletes:
+            if delete.reason is Reason.DRAIN_DEADLINE:
+                assert self.fleet.uptime - self.drains[delete.pod.uid] >= DRAIN_SECONDS - 1, "cut short"
+        gone = {cancel.pod.uid for cancel in plan.cancels}
+        self.drains = {uid: begun for uid, begun in self.drains.items() if uid not in gone}
+        for drain in plan.drains:
+            self.drains.setdefault(drain.pod.uid, self.fleet.uptime)
+
     def _charged_to_supply(self) -> int:
         return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished)
 
@@ -194,8 +208,8 @@ class PoolMachine(RuleBasedStateMachine):
                 continue
             last = self.moves.get(key)
             if last and last[1] * moved < 0 and key not in exempt | reclaimed:
-                assert (self.fleet.now - last[0]).total_seconds() >= COOLDOWN, f"{key} flaps: {plan.choices}"
-            self.moves[key] = (self.fleet.now, moved)
+                assert self.fleet.uptime - last[0] >= COOLDOWN - 1, f"{key} flaps: {plan.choices}"
+            self.moves[key] = (self.fleet.uptime, moved)
 
     @precondition(lambda self: hasattr(self, "fleet"))
     @invariant()

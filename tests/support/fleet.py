@@ -28,6 +28,7 @@ from npufleet_operator.core.observed import (
 )
 from npufleet_operator.core.plan import make_plan
 from npufleet_operator.shell.parse import pod_requests
+from npufleet_operator.shell.timeline import Timeline
 
 RESOURCE = "huawei.com/Ascend910"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -89,6 +90,12 @@ class Fleet:
     """Node that a pod prefers, by UID."""
     traffic: TrafficView = field(default_factory=TrafficView)
     rivals: tuple[RivalPool, ...] = ()
+    uptime: float = 0.0
+    """Seconds that passed, whatever the clock `now` says."""
+    timeline: Timeline | None = None
+    """What the operator knows of time; None: the planner alone, which has nothing but `now`."""
+    deadlines: dict[str, float] = field(default_factory=dict)
+    """When each engine ends its drain, in `uptime`, by UID of the pod: the earliest that it was told."""
 
     def add_model(self, name: str, spec: AscendModelSpec, namespace: str = "team") -> None:
         """Apply an AscendModel, or change it."""
@@ -115,19 +122,24 @@ class Fleet:
         pool = None
         if self.pool is not None:
             pool = PoolView("prod", "pool-uid", 1, self.pool, "", self.pool_status)
-        return Observed(
+        observed = Observed(
             pool_name="prod",
             pool=pool,
             models=tuple(self.models.values()),
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
             namespaces=self.namespaces,
-            probes=dict(self.probes),
+            probes={uid: self._probe(uid, probe) for uid, probe in self.probes.items()},
             traffic=self.traffic,
             gateway=GatewayView(exists=True, ready_replicas=1),
             config=self.config,
             rivals=self.rivals,
         )
+        return self.timeline.present(observed, self.now, self.uptime) if self.timeline else observed
+
+    def _probe(self, uid: str, probe: EngineProbe) -> EngineProbe:
+        due = self.deadlines.get(uid)
+        return probe if due is None or probe.state is None else replace(probe, left_seconds=max(0.0, due - self.uptime))
 
     def plan(self) -> Plan:
         """Plan without doing anything."""
@@ -171,11 +183,14 @@ class Fleet:
         for cancel in plan.cancels:
             self.pods[cancel.pod.uid] = replace(self.pods[cancel.pod.uid], drain_started=None, drain_reason="")
             self.probes.pop(cancel.pod.uid, None)
+            self.deadlines.pop(cancel.pod.uid, None)
         for drain in plan.drains:
             pod = self.pods[drain.pod.uid]
             self.pods[pod.uid] = replace(pod, drain_started=drain.since, drain_reason=drain.reason.value, engine_ready=False)
             state = EngineState.DRAINING if pod.uid in self.busy else EngineState.IDLE
             self.probes[pod.uid] = EngineProbe(state, running=int(pod.uid in self.busy))
+            due = self.uptime + drain.deadline_seconds
+            self.deadlines[pod.uid] = min(due, self.deadlines.get(pod.uid, due))
         for delete in plan.deletes:
             self.pods[delete.pod.uid] = replace(self.pods[delete.pod.uid], terminating=True, engine_ready=False)
         for create in plan.creates:
@@ -184,6 +199,7 @@ class Fleet:
     def pass_time(self, seconds: float) -> None:
         """Terminating pods end, pending pods are bound where there is room, and bound pods become ready."""
         self.now += timedelta(seconds=seconds)
+        self.uptime += seconds
         self.pods = {uid: pod for uid, pod in self.pods.items() if not pod.terminating}
         for uid, pod in sorted(self.pods.items()):
             if not pod.node:

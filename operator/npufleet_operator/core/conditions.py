@@ -19,9 +19,9 @@ def parse_timestamp(text: str) -> datetime | None:
     """A time in UTC, or None where the text is none."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Conditions:

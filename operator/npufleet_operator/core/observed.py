@@ -125,6 +125,8 @@ class EngineProbe:
     state: EngineState | None
     running: int = 0
     waiting: int = 0
+    left_seconds: float | None = None
+    """Of its drain, by the engine's own clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import REVISION_LABEL, EngineState
@@ -212,7 +212,7 @@ def _retire(s: Situation, pod: PodView, reason: Reason, drains: list[DrainPod], 
 
 def _go_on_draining(s: Situation, pod: PodView) -> DrainPod | DeletePod | None:
     started = pod.drain_started or s.now
-    left = min(s.drain_seconds, (started + timedelta(seconds=s.drain_seconds) - s.now).total_seconds())
+    left = min(s.drain_seconds, s.drain_seconds - (s.now - started).total_seconds())
     probe = s.probes.get(pod.uid, UNREACHABLE)
     if probe.state in (EngineState.IDLE, EngineState.LOADING):
         return DeletePod(pod, Reason.DRAIN_COMPLETED)
@@ -222,7 +222,8 @@ def _go_on_draining(s: Situation, pod: PodView) -> DrainPod | DeletePod | None:
         return DeletePod(pod, Reason.REMOVED_UNSERVED)
     if probe.state is EngineState.DRAINING:
         return None
-    return DrainPod(pod, _reason(pod.drain_reason), started, left)
+    # An engine that could not be heard may have been told: then its earlier deadline holds, and must not be made shorter by a guess.
+    return DrainPod(pod, _reason(pod.drain_reason), started, left if probe.state is not None else s.drain_seconds)
 
 
 def _cancels(s: Situation) -> list[CancelDrain]:

@@ -44,7 +44,7 @@ class EngineAdmin:
             state = await self._call("GET", pod, STATE_PATH)
         except AdminError:
             return EngineProbe(state=None)
-        return EngineProbe(state=state.state, running=state.running, waiting=state.waiting)
+        return EngineProbe(state.state, state.running, state.waiting, state.drain_deadline_seconds)
 
     async def _call(self, method: str, pod: PodView, path: str, body: bytes | None = None) -> AdminState:
         headers = {"Content-Type": "application/json"}

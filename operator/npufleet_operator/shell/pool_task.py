@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 import aiohttp
 
@@ -28,6 +28,7 @@ from npufleet_operator.shell.events import EventRecorder, Subject
 from npufleet_operator.shell.gateways import GatewayPoller
 from npufleet_operator.shell.mirror import Mirror
 from npufleet_operator.shell.recorder import PlanRecorder
+from npufleet_operator.shell.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +64,18 @@ class PoolTask:
         events: EventRecorder,
         config: OperatorConfig,
         monotonic: Callable[[], float],
+        wall: Callable[[], datetime],
         recorder: PlanRecorder | None = None,
     ) -> None:
+        """monotonic: seconds, for what must not end early. wall: UTC, for what is written."""
         self.name = name
         self.last_cycle = monotonic()
         self._mirror = mirror
         self._config = config
         self._events = events
         self._monotonic = monotonic
+        self._wall = wall
+        self._timeline = Timeline()
         self._recorder = recorder
         self._admin = EngineAdmin(session)
         self._gateways = GatewayPoller(session, name, monotonic)
@@ -91,7 +96,7 @@ class PoolTask:
                 wait = await self._cycle()
                 failures = 0
                 metrics.CYCLES.labels(self.name, "done").inc()
-                metrics.LAST_CYCLE.labels(self.name).set(datetime.now(UTC).timestamp())
+                metrics.LAST_CYCLE.labels(self.name).set(self._wall().timestamp())
             except ApiError as error:
                 failures += 1
                 wait = self._back_off("failed", failures)
@@ -116,8 +121,8 @@ class PoolTask:
 
     async def _cycle(self) -> float:
         observed = await self._observe()
-        started = self._monotonic()
-        now = datetime.now(UTC)
+        started, now = self._monotonic(), self._wall()
+        observed = self._timeline.present(observed, now, started)
         plan = make_plan(observed, now)
         metrics.PLAN_SECONDS.labels(self.name).observe(self._monotonic() - started)
         if self._recorder:
