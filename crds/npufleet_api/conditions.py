@@ -72,6 +72,7 @@ class Reason(StrEnum):
     SERVED_NAME_TAKEN = "ServedNameTaken"
     IMAGE_NOT_ALLOWED = "ImageNotAllowed"
     ENGINE_IMAGE_MISSING = "EngineImageMissing"
+    PART_OF_UNIT = "PartOfUnit"
     # Capacity
     NO_CAPACITY = "NoCapacity"
     NO_NODES = "NoNodes"

@@ -32,6 +32,8 @@ class FleetMachine(RuleBasedStateMachine):
         before = self.fleet.models.get(("team", name))
         if before and before.spec:
             cls = before.spec.workload_class
+        assert self.fleet.pool is not None
+        tensor = max(tensor, self.fleet.pool.npus.unit)
         self.fleet.add_model(
             name, model_spec(cls, replicas, engine={"maxNumSequences": batch}, parallelism={"tensor": tensor}, rollout=rollout)
         )

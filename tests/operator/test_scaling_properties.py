@@ -76,7 +76,9 @@ class PoolMachine(RuleBasedStateMachine):
         before = self.fleet.models.get(("team", name))
         if before and before.spec:
             cls, tensor = before.spec.workload_class, before.spec.parallelism.tensor
-        self.fleet.add_model(name, elastic_spec(cls, least, max(1, least + more), parallelism={"tensor": tensor}))
+        assert self.fleet.pool is not None
+        whole = max(tensor, self.fleet.pool.npus.unit)
+        self.fleet.add_model(name, elastic_spec(cls, least, max(1, least + more), parallelism={"tensor": whole}))
         self.moves.pop(("team", name), None)
 
     @rule(name=st.sampled_from(NAMES), replicas=st.integers(0, 6))

@@ -88,6 +88,19 @@ def _parallelism_implemented(a: Application) -> Refusal | None:
     )
 
 
+def _whole_units(a: Application) -> Refusal | None:
+    npus, unit = a.spec.parallelism.npus, a.pool.npus.unit
+    if npus % unit == 0:
+        return None
+    more = npus + unit - npus % unit
+    fewer = f"{npus - npus % unit} or " if npus > unit else ""
+    return Refusal(
+        Reason.PART_OF_UNIT,
+        f"spec.parallelism: one replica takes {npus} NPU(s), and pool {a.pool_name!r} hands out whole units of {unit} (npus.unit): "
+        f"choose a tensor by which it takes {fewer}{more}",
+    )
+
+
 def _source_implemented(a: Application) -> Refusal | None:
     scheme = a.spec.model.uri.partition("://")[0]
     if scheme == "pvc":
@@ -134,6 +147,7 @@ CHECKS: tuple[Check, ...] = (
     _namespace_allowed,
     _runtime_implemented,
     _parallelism_implemented,
+    _whole_units,
     _source_implemented,
     _disk_cache_behind_memory,
     _int8_heads_are_named,
@@ -183,6 +197,23 @@ def pool_fields_without_effect(spec: InferencePoolSpec) -> list[str]:
     if spec.pod_template.allowed_images:
         fields.append("podTemplate.allowedImages (runtime VLLMAscend)")
     return fields
+
+
+def contradiction(spec: InferencePoolSpec) -> str:
+    """What in a pool's spec excludes itself, with field and remedy; empty where nothing does. The CRD's rules say it first: this is for
+    pools that were stored under a CRD without them."""
+    names = [c.name for c in spec.classes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        return f"spec.classes: class {twice[0]!r} is there {names.count(twice[0])} times; keep one of them"
+    for c in spec.classes:
+        if c.min_percent > c.max_percent:
+            below = f"minPercent {c.min_percent} of class {c.name!r} is above its maxPercent {c.max_percent}"
+            return f"spec.classes: {below}; lower or raise one"
+    total = sum(c.min_percent for c in spec.classes)
+    if total > 100:
+        return f"spec.classes: minPercent of all classes add up to {total}; lower some, a pool cannot guarantee more than it has"
+    return ""
 
 
 def class_bounds(workload_class: WorkloadClass, nominal: int) -> tuple[int, int]:

@@ -139,6 +139,14 @@ def capacity(
     )
 
 
+def could_hold(capacity: Capacity, resource: str, npus: int, gone: Sequence[PodView]) -> bool:
+    """Whether one node would have `npus` once all that leaves, and these pods too, are gone."""
+    freed: dict[str, int] = {}
+    for pod in gone:
+        freed[pod.node] = freed.get(pod.node, 0) + pod.requests.get(resource, 0)
+    return any(count + freed.get(name, 0) >= npus for name, count in capacity.prospect.items())
+
+
 def _reserve(resource: str, free: Mapping[str, int], waiting: Sequence[PodView]) -> tuple[dict[str, int], dict[str, str], list[PodView]]:
     """Free NPUs less those that created, not yet scheduled pods will take: largest first, best fit. Then where each has its place, by
     UID, and what found none."""

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import REVISION_LABEL
-from npufleet_api.model import AscendModelSpec
+from npufleet_api.model import AscendModelSpec, Rollout
 from npufleet_operator.core.acceptance import Refusal
 from npufleet_operator.core.actions import Choice, CreatePod, Manifest, ObjectId
 from npufleet_operator.core.allocation import ClassAccount, Grant, Victim
 from npufleet_operator.core.autoscale.target import Target
-from npufleet_operator.core.capacity import Capacity
+from npufleet_operator.core.capacity import Capacity, could_hold
 from npufleet_operator.core.designs import Design
 from npufleet_operator.core.naming import pod_name, settings_child
 from npufleet_operator.core.objects.disruption_budget import build_disruption_budget
 from npufleet_operator.core.objects.pod import build_pod
-from npufleet_operator.core.observed import ModelView
-from npufleet_operator.core.replicas import Situation, Steps, replace_in_place, retire, spare, steps, wind_down
+from npufleet_operator.core.observed import ModelView, PodView
+from npufleet_operator.core.replicas import Replicas, Situation, Steps, replace_in_place, retire, spare, steps, wind_down
 
 HOLDS = frozenset(
     {
@@ -140,9 +140,29 @@ def _move(proposal: ModelPlan) -> list[Choice]:
     return []
 
 
+def successor_fits(model: ModelView, replicas: Replicas, resource: str, account: ClassAccount, capacity: Capacity) -> bool:
+    """Whether a new replica would find room once outdated ones have gone: all of them, or all but one that serves."""
+    spec, outdated = model.spec, replicas.outdated
+    if spec is None or not outdated:
+        return True
+    kept: Sequence[PodView | None] = [None]
+    if spec.rollout is Rollout.ROLLING_UPDATE and not any(pod.engine_ready for pod in replicas.current):
+        kept = [pod for pod in outdated if pod.engine_ready] or [None]
+    npus = spec.parallelism.npus
+    for stays in kept:
+        gone = [pod for pod in outdated if pod is not stays]
+        charged = account.charged - sum(pod.requests.get(resource, 0) for pod in gone)
+        if charged + npus <= account.ceiling and could_hold(capacity, resource, npus, gone):
+            return True
+    return False
+
+
 def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Capacity) -> Refusal | None:
     """Why the model gets fewer replicas than it wants, and what would help."""
-    if proposal.spec is None or grant.missing >= proposal.steps.missing:
+    if proposal.spec is None:
+        return None
+    refused_surge = proposal.steps.surge > grant.surge and not proposal.situation.successor_fits
+    if grant.missing >= proposal.steps.missing and not refused_surge:
         return None
     npus = proposal.spec.parallelism.npus
     wanted = f"{proposal.target.wanted} replicas of {npus} NPU(s) are wanted"

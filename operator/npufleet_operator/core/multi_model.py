@@ -16,7 +16,7 @@ from npufleet_operator.core.designs import design
 from npufleet_operator.core.findings import Findings
 from npufleet_operator.core.ledger import Books
 from npufleet_operator.core.measured import Measured
-from npufleet_operator.core.model_plan import ModelPlan, decide, propose, shortage
+from npufleet_operator.core.model_plan import ModelPlan, decide, propose, shortage, successor_fits
 from npufleet_operator.core.observed import ModelKey, ModelView, NodeView, Observed, PodView, PoolView, RivalPool
 from npufleet_operator.core.replicas import Situation, sort_replicas
 from npufleet_operator.core.room import Room
@@ -63,7 +63,7 @@ class MultiModelScheduler:
         """Propose for each model, allocate over all, decide for each."""
         books = Books(self._spec, self._o.pool_name, self._capacity, self._o.pods, self._by_uid)
         accounts = books.accounts()
-        proposals = [self._propose(model) for model in self._o.models]
+        proposals = [self._propose(model, accounts) for model in self._o.models]
         planned = [p for p in proposals if p.spec is not None and p.design is not None]
         allocation = self._allocate(planned, accounts)
         plans = self._decide(proposals, allocation, accounts)
@@ -85,7 +85,7 @@ class MultiModelScheduler:
         )
         return Schedule(tuple(plans), self._pods, self._measured, findings)
 
-    def _propose(self, model: ModelView) -> ModelPlan:
+    def _propose(self, model: ModelView, accounts: Mapping[str, ClassAccount]) -> ModelPlan:
         o, spec = self._o, self._spec
         refusal = judge(model, o.pool, o.namespaces, o.config)
         made = design(model, model.spec, o.pool_name, spec, o.config) if model.spec and not refusal else None
@@ -102,6 +102,9 @@ class MultiModelScheduler:
             load=self._measured.in_flight,
             now=self._now,
             drain_seconds=spec.rebalancing.drain_seconds,
+            successor_fits=made is None
+            or model.spec is None
+            or successor_fits(model, replicas, spec.npus.resource_name, accounts[model.spec.workload_class], self._capacity),
         )
         return propose(model, situation, target, made, refusal)
 

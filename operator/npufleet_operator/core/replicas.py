@@ -86,6 +86,8 @@ class Situation:
     """Requests in flight, by pod UID."""
     now: datetime
     drain_seconds: float
+    successor_fits: bool = True
+    """Whether a replica of the wanted revision would find room in place of outdated ones: where it would not, none of them goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,11 @@ def steps(s: Situation) -> Steps:
     begun = wind_down(s, spared=frozenset(c.pod.uid for c in cancels))
     drains, deletes = list(begun.drains), list(begun.deletes)
     live = len(s.replicas.live) + len(cancels)
-    if s.rollout is Rollout.RECREATE and any(pod.labels.get(REVISION_LABEL) != s.revision for pod in s.replicas.outdated):
+    if (
+        s.rollout is Rollout.RECREATE
+        and s.successor_fits
+        and any(pod.labels.get(REVISION_LABEL) != s.revision for pod in s.replicas.outdated)
+    ):
         return _recreate(s, drains, deletes, cancels)
     for pod in _surplus(s, live):
         _retire(s, pod, _why(s, pod, Reason.SCALED_DOWN), drains, deletes)
@@ -149,7 +155,7 @@ def replace_in_place(s: Situation, *, room_elsewhere: bool = False) -> Steps:
     One that serves on a cordoned node frees nothing that a successor could take, so it stays, unless there is `room_elsewhere` and only
     the class's ceiling keeps the successor waiting.
     """
-    if s.replicas.leaving or any(not pod.engine_ready for pod in s.replicas.current):
+    if not s.successor_fits or s.replicas.leaving or any(not pod.engine_ready for pod in s.replicas.current):
         return Steps()
     useful = [pod for pod in s.replicas.outdated if room_elsewhere or not pod.engine_ready or not _node_lost(pod, s.nodes)]
     candidates = sorted(useful, key=lambda pod: _victim_order(s, pod))

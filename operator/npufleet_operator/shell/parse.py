@@ -12,6 +12,7 @@ from npufleet_api import API_VERSION, MODEL_KIND
 from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTATION, ENGINE_CONTAINER
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
+from npufleet_operator.core.acceptance import contradiction
 from npufleet_operator.core.conditions import parse_timestamp
 from npufleet_operator.core.observed import EPOCH, ModelView, NodeView, PodView, PoolView
 
@@ -20,8 +21,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def pool_view(raw: Json) -> PoolView:
-    """An InferencePool; a spec that does not parse becomes `spec_error`."""
+    """An InferencePool; a spec that does not parse, or that contradicts itself, becomes `spec_error`."""
     spec, error = _spec(InferencePoolSpec, raw)
+    if spec is not None and (error := contradiction(spec)):
+        spec = None
     metadata = raw["metadata"]
     return PoolView(
         name=metadata["name"],

@@ -26,6 +26,7 @@ from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
 from npufleet_api.model import AscendModelSpec
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.profiles import PROFILES
+from npufleet_operator.core.acceptance import contradiction
 from npufleet_operator.core.observed import ModelKey
 from npufleet_operator.errors import InputError
 from npufleet_operator.simulator.constants import CHIP_LABEL, DEFAULT_DEVICE, DEVICES, LENGTH_SIGMA, Device
@@ -132,6 +133,8 @@ def load_scenario(pool_file: Path, models_file: Path, device: Device | None = No
     where = str(pool_file)
     pool_name = _name(pools[0], where)
     pool = _parse(InferencePoolSpec, pools[0].get("spec") or {}, f"{where}: spec")
+    if problem := contradiction(pool):
+        raise InputError(f"{where}: {problem}")
     hints = _parse(_PoolHints, _hints(pools[0], where), f"{where}: metadata.annotations.{PREFIX}")
     chip = pool.npus.node_selector.get(CHIP_LABEL, DEFAULT_DEVICE)
     if device is None and chip not in DEVICES:
@@ -162,6 +165,10 @@ def _model(raw: Mapping[str, Any], where: str, pool_name: str, pool: InferencePo
     roofline = Roofline(device, _shape(hints, spec, name, where), spec.parallelism.npus)
     if roofline.npus > largest:
         raise InputError(f"{where}: spec.parallelism: a replica takes {roofline.npus} NPUs, a node has {largest}: lower it")
+    if roofline.npus % pool.npus.unit:
+        raise InputError(
+            f"{where}: spec.parallelism: a replica takes {roofline.npus} NPU(s), the pool's npus.unit is {pool.npus.unit}: take whole units"
+        )
     if roofline.kv_tokens < 1:
         raise InputError(
             f"{where}: spec.parallelism: {roofline.shape.weight_bytes / 1e9:.0f} GB of weights do not fit {roofline.npus} NPU(s) "
