@@ -7,8 +7,9 @@ answers) that a replica got, over the mean; `in_flight_max_over_mean` the same o
 moments at which each replica has, in the mean, at least one. `ttft_ms` comes from the simulated queues.
 
 `npufleet` is the gateway's own code from the bytes of a prompt to the pick (`Prompt.read`, `Balancer`), with `--gateways` gateways that see
-a random share each and know of each other only what the replicas' monitors report every five seconds. The others see everything. A prompt's
-bytes are made from the trace's `hash_ids`: 2048 for each block of 512 tokens.
+a random share each and know of each other only what the replicas' monitors report every five seconds: requests running and waiting, the
+size of the KV cache, and the measured speed of prefill. The others see everything. A prompt's bytes are made from the trace's `hash_ids`:
+2048 for each block of 512 tokens.
 
 A replica computes prompts one after the other at PREFILL_TOKENS_PER_SECOND and then sends tokens every TPOT_SECONDS, which sets how many
 requests overlap. `--speed` runs the trace faster on replicas that compute prompts as much faster: more requests are in flight, the caches
@@ -66,6 +67,8 @@ class SimulatedReplica:
     in_flight: int = 0
     waiting: int = 0
     computed: int = 0
+    prefilled: int = 0
+    prefill_seconds: float = 0.0
 
     def take(self, request: Request) -> int:
         """Blocks of the request that are cached; then all of them are, as far as there is room."""
@@ -131,7 +134,13 @@ class Npufleet:
     def report(self, now: float, replicas: Sequence[SimulatedReplica]) -> None:
         """Every gateway gets every replica's report."""
         for number, replica in enumerate(replicas):
-            figures = ReplicaFigures(now, running=replica.in_flight - replica.waiting, waiting=replica.waiting)
+            figures = ReplicaFigures(
+                now,
+                running=replica.in_flight - replica.waiting,
+                waiting=replica.waiting,
+                kv_cache_tokens=replica.capacity * MOONCAKE_BLOCK_TOKENS,
+                prefill_seconds_per_token=replica.prefill_seconds / replica.prefilled if replica.prefilled else None,
+            )
             for balancer in self._balancers:
                 balancer.reported(self._replicas[number].pod_uid, figures)
 
@@ -296,7 +305,10 @@ def run(policy: Policy, requests: Sequence[Request], count: int, capacity: int, 
         replica.computed += new + request.output
         replica.in_flight += 1
         replica.waiting += 1
-        replica.free_at = max(replica.free_at, request.at) + new / (speed * PREFILL_TOKENS_PER_SECOND)
+        seconds = new / (speed * PREFILL_TOKENS_PER_SECOND)
+        replica.free_at = max(replica.free_at, request.at) + seconds
+        replica.prefilled += new
+        replica.prefill_seconds += seconds
         ttfts.append(replica.free_at - request.at)
         heapq.heappush(events, (replica.free_at, 2 * number, False, chosen, lease))
         heapq.heappush(events, (replica.free_at + request.output * TPOT_SECONDS, 2 * number + 1, True, chosen, lease))

@@ -39,10 +39,10 @@ def home(key: int, pod_uids: Iterable[str]) -> str | None:
 
 
 def load_bound(mean: float, balance: float) -> float:
-    """The most requests that a replica may hold for a key's sake: `balance` (1 + epsilon) times the mean, plus the standard deviation of a
+    """The most requests that a replica may hold for a key's sake: `balance` (1 + epsilon) times the mean, plus two standard deviations of a
     count that is merely random.
 
     Without the latter a small mean makes every fluctuation look like a hot spot: at 6 requests per replica, chance alone passes 1.25 times
     the mean all the time.
     """
-    return balance * mean + math.sqrt(mean)
+    return balance * mean + 2 * math.sqrt(mean)

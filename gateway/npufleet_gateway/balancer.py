@@ -21,6 +21,8 @@ from npufleet_gateway.prefix_index import PrefixIndex
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import ModelKey, Replica
 
+ALIKE = 0.5
+"""How far other gateways are taken to do as this one: of 0, 0.25, 0.5 and 1, what kept most prefixes with four gateways."""
 BALANCE = 1.25
 """1 + epsilon of the bounded loads: the value that Mirrokni et al. tell of Vimeo's load balancer."""
 MAX_SESSIONS = 65_536
@@ -46,7 +48,9 @@ class Measured:
 
 
 class _Load:
-    __slots__ = ("blind", "breaker", "computed", "figures", "foreign", "last_pick", "measured", "outstanding", "prefill_tokens", "trail")
+    __slots__ = (
+        "blind", "breaker", "computed", "figures", "foreign", "last_pick", "measured", "outstanding", "own_then", "prefill_tokens", "trail",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.outstanding = 0
@@ -59,6 +63,8 @@ class _Load:
         self.figures: ReplicaFigures | None = None
         self.foreign = 0
         """Requests that the last report shows beyond what this gateway can have had there when it was made: other gateways'."""
+        self.own_then = 0
+        """What was outstanding when the last report was made."""
         self.trail: deque[tuple[float, int]] = deque(maxlen=TRAIL)
         """The most that was outstanding, in steps of TRAIL_SECONDS: a report's figures are a little older than it."""
         self.blind: deque[tuple[float, Lease]] = deque()
@@ -167,7 +173,7 @@ class Balancer:
         replica, load = candidates[number], loads[number]
         lease = Lease(self, load, replica, prompt.tokens - prompt.tokens_to(depths.get(replica.pod_uid, 0)))
         if not prompt.streams:
-            prefill, _ = known_speeds((load.measured.speeds, self.typical(replica.model_key).speeds))
+            prefill, _ = _speeds(load, self.typical(replica.model_key).speeds, now, alone=self._gateways() <= 1)
             load.blind.append((lease.expected(prefill), lease))
         self._picks += 1
         load.last_pick = self._picks
@@ -188,7 +194,7 @@ class Balancer:
             return None
         now = self.clock()
         loads = [self._load(replica) for replica in candidates]
-        within = _within(range(len(loads)), [_held(load, now) for load in loads])
+        within = _within(range(len(loads)), self._held(loads, now))
         good = [
             candidates[number]
             for number in within
@@ -218,7 +224,8 @@ class Balancer:
         if load is None:
             load = self._loads[pod_uid] = _Load()
         load.figures = figures
-        load.foreign = max(0, figures.running + figures.waiting - load.outstanding_at(figures.time))
+        load.own_then = load.outstanding_at(figures.time)
+        load.foreign = max(0, figures.running + figures.waiting - load.own_then)
 
     def outstanding(self, pod_uid: str) -> int:
         """Requests that are running on a replica through this gateway."""
@@ -251,9 +258,11 @@ class Balancer:
     def _depths(self, candidates: Sequence[Replica], loads: Sequence[_Load], prompt: Prompt) -> tuple[dict[str, int], int]:
         if not prompt.hashes:
             return {}, 0
+        # Other gateways fill the cache as well, as far as is known as fast as this one.
+        gateways = max(1, self._gateways())
         computed = {replica.pod_uid: load.computed for replica, load in zip(candidates, loads, strict=True)}
         capacities = {
-            replica.pod_uid: load.figures.kv_cache_tokens
+            replica.pod_uid: load.figures.kv_cache_tokens // gateways
             for replica, load in zip(candidates, loads, strict=True)
             if load.figures is not None and load.figures.kv_cache_tokens is not None
         }
@@ -262,7 +271,7 @@ class Balancer:
     def _choose(
         self, candidates: Sequence[Replica], loads: Sequence[_Load], prompt: Prompt, depths: dict[str, int], shared: int, now: float
     ) -> int:
-        held = [_held(load, now) for load in loads]
+        held = self._held(loads, now)
         through = [number for number, load in enumerate(loads) if load.breaker.lets_through(now)] or list(range(len(loads)))
         within = _within(through, held)
         if prompt.session is not None:
@@ -270,20 +279,41 @@ class Balancer:
         eligible = [number for number in within if not _full(loads[number], now)] or within
         if prompt.adapter:
             eligible = [number for number in eligible if _has_adapter(loads[number], prompt.adapter)] or eligible
-        supposed, supposed_tokens = -1, 0
-        if shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared and self._gateways() > 1:
+        gateways, supposed, supposed_tokens = self._gateways(), -1, 0
+        if shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared and gateways > 1:
             supposed = max(eligible, key=lambda number: weight(prompt.hashes[shared], candidates[number].pod_uid))
             supposed_tokens = prompt.tokens
         typical = self.typical(candidates[0].model_key).speeds
+        common = prompt.tokens_to(shared)
         mean = max(1.0, sum(held) / len(held))
         best, best_rank = eligible[0], (float("inf"), 0.0, 0)
         for number in eligible:
             load = loads[number]
             cached = supposed_tokens if number == supposed else prompt.tokens_to(depths.get(candidates[number].pod_uid, 0))
-            rank = (_cost(load, prompt.tokens, prompt.tokens - cached, held[number] / mean, typical, now), held[number], load.last_pick)
+            prefill, tpot = _speeds(load, typical, now, alone=gateways <= 1)
+            ahead = load.prefill_tokens + _foreign_ahead(load, prompt.tokens, now)
+            # What many begin with, every replica will hold: it is computed there once, and then serves them all.
+            once = max(0, common - cached)
+            cost = cost_seconds(ahead + once, prompt.tokens - cached - once, held[number] / mean, prefill, tpot)
+            rank = (cost, held[number], load.last_pick)
             if rank < best_rank:
                 best, best_rank = number, rank
         return best
+
+    def _held(self, loads: Sequence[_Load], now: float) -> list[float]:
+        """Requests at replicas: this gateway's, and other gateways' as far as the last report can be trusted.
+
+        Other gateways are taken to have chosen half as this one since: without that, all would send what comes between two reports to where
+        least was held at the first.
+        """
+        others = max(0, self._gateways() - 1)
+        found = []
+        for load in loads:
+            foreign = 0.0
+            if load.figures is not None and (trusted := trust(now - load.figures.time)):
+                foreign = trusted * max(0.0, load.foreign + ALIKE * others * (load.outstanding - load.own_then))
+            found.append(load.outstanding + foreign)
+        return found
 
     def _session_place(self, session: int, within: Sequence[int], candidates: Sequence[Replica]) -> int:
         """Where the session was, if it may stay there, else the first in its own order."""
@@ -294,22 +324,25 @@ class Balancer:
         return max(within, key=lambda number: weight(session, candidates[number].pod_uid))
 
 
-def _cost(load: _Load, tokens: int, new_tokens: int, held_over_mean: float, typical: Speeds, now: float) -> float:
+def _speeds(load: _Load, typical: Speeds, now: float, *, alone: bool) -> tuple[float, float]:
+    """Seconds per prompt token and per output token; `alone` says that this is the pool's only gateway."""
+    figures, measured = load.figures, load.measured
+    fresh = figures is not None and trust(now - figures.time) > 0
+    prefill = figures.prefill_seconds_per_token if figures is not None and fresh else None
+    tpot = measured.tpot.value
+    if prefill is None and alone:
+        prefill = measured.prefill.value
+    if tpot is None and figures is not None and fresh:
+        tpot = figures.tpot_seconds
+    return known_speeds((Speeds(prefill, tpot), typical))
+
+
+def _foreign_ahead(load: _Load, tokens: int, now: float) -> float:
+    """Tokens ahead that other gateways sent: whoever waits there for them is taken for as long as this request."""
     figures = load.figures
-    ahead = float(load.prefill_tokens)
-    reported = Speeds()
-    if figures is not None and (trusted := trust(now - figures.time)):
-        reported = Speeds(figures.prefill_seconds_per_token, figures.tpot_seconds)
-        # Whoever waits there for another gateway is taken for as long as this one.
-        ahead += trusted * figures.waiting * load.foreign / max(1, figures.running + figures.waiting) * tokens
-    prefill, tpot = known_speeds((load.measured.speeds, reported, typical))
-    return cost_seconds(ahead, new_tokens, held_over_mean, prefill, tpot)
-
-
-def _held(load: _Load, now: float) -> float:
-    """Requests at a replica: this gateway's, and other gateways' as far as the last report can be trusted."""
-    foreign = load.foreign * trust(now - load.figures.time) if load.figures is not None and load.foreign else 0.0
-    return load.outstanding + foreign
+    if figures is None or not load.foreign:
+        return 0.0
+    return trust(now - figures.time) * figures.waiting * load.foreign / max(1, figures.running + figures.waiting) * tokens
 
 
 def _within(numbers: Sequence[int], held: Sequence[float]) -> list[int]:

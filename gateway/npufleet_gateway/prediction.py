@@ -1,10 +1,11 @@
 """What sending a request to a replica costs: the time until it is done there, and what it takes from others. Pure.
 
-cost in seconds = (prompt tokens ahead + (1 + QUEUE_EXTERNALITY) × own tokens that are not cached) × seconds per prompt token
+cost in seconds = (prompt tokens ahead + (1 + externality) × own tokens that are not cached) × seconds per prompt token
                 + EXPECTED_OUTPUT_TOKENS × seconds per output token × (1 + BATCH_SLOWDOWN × (requests held / mean − 1))
 
-The second term is how a batch slows decoding. Both speeds are measured: by this gateway, else by the replica's monitor, else on other
-replicas of the model.
+The second term is how a batch slows decoding. Both speeds are measured: that of prompts by the replica's monitor, else by a gateway that is
+the only one, else on all replicas of the model (with several gateways a replica at which others queue would look slow to each); that of
+answers by this gateway, else by the monitor, else on all replicas.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 EXPECTED_OUTPUT_TOKENS = 256
-QUEUE_EXTERNALITY = 4.0
+QUEUE_EXTERNALITY = 8.0
 """A token computed although another replica holds it delays what queues behind. In an M/M/1 queue, work adds ρ/(1-ρ) of its length to
-others' waiting: 4 at ρ = 0.8.
+others' waiting: 8 at ρ = 0.89. It falls to nothing on a replica that holds less than half of the mean, where nobody queues behind: so a hot
+prefix is computed where there is room rather than queued for.
 """
 BATCH_SLOWDOWN = 0.25
 """The share of a decode step that grows with the batch: reading weights, which does not, is most of a step until batches are large."""
@@ -91,5 +93,6 @@ def trust(age_seconds: float) -> float:
 
 def cost_seconds(tokens_ahead: float, new_tokens: float, held_over_mean: float, prefill: float, tpot: float) -> float:
     """The cost above; `prefill` and `tpot` in seconds per token."""
+    externality = QUEUE_EXTERNALITY * min(1.0, 2 * held_over_mean)
     decode = EXPECTED_OUTPUT_TOKENS * tpot * (1 + BATCH_SLOWDOWN * (held_over_mean - 1))
-    return (tokens_ahead + (1 + QUEUE_EXTERNALITY) * new_tokens) * prefill + decode
+    return (tokens_ahead + (1 + externality) * new_tokens) * prefill + decode
