@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from npufleet_api.contract import MANAGED_BY, MANAGED_BY_LABEL, OPERATOR_PORT
+from npufleet_operator.collector import spare_plans_the_collector
 from npufleet_operator.errors import ApiError
 from npufleet_operator.handlers import watch
 from npufleet_operator.settings import OperatorSettings
@@ -88,6 +89,7 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         config = replace(config, optional_kinds=frozenset(item.kind.kind for item in optional))
         watched += optional
         primed.set()
+        spare_plans_the_collector()
         logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
         await _until_stopped(
             stop, watchdog, supervisor, asyncio.create_task(watch(mirror, watchdog, watched, stop, watching), name="watches")

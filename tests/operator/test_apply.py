@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 
+from npufleet_api.conditions import Reason
 from npufleet_api.contract import DRAIN_STARTED_ANNOTATION
-from npufleet_operator.core.actions import Plan
+from npufleet_operator.core.actions import DeletePod, Plan
 from npufleet_operator.errors import UnavailableError
 from npufleet_operator.shell.apply import Applier
 from npufleet_operator.shell.engine_admin import EngineAdmin
@@ -138,6 +139,32 @@ async def test_measured_figures_alone_are_written_every_half_minute(hands: Hands
     hands.clock[0] = 32
     await hands.carry_out(replace(figures(6), model_status={key: status.model_copy(update={"ready_replicas": 1})}))
     assert hands.server.writes() == [("PATCH", f"{MODEL_PATH}/status")], "what people wait for is written at once"
+
+
+async def test_what_agrees_is_not_compared_again_and_an_edit_still_shows(hands: Hands) -> None:
+    await hands.carry_out()
+    again = replace(hands.plan, creates=())
+    for _ in range(3):
+        await hands.carry_out(again)
+        assert hands.server.writes() == []
+    path = "/api/v1/namespaces/team/services/npufleet-tiny"
+    live = hands.server.objects[path]
+    edited = hands.server.put(path, {**live, "spec": {**live["spec"], "selector": {"app": "other"}}})
+    hands.mirror.upsert(kind_of({"kind": "Service"}), edited)
+    await hands.carry_out(again)
+    assert hands.server.writes() == [("PATCH", path)]
+
+
+async def test_a_pod_is_deleted_by_its_uid_and_a_namesake_is_left_alone(hands: Hands) -> None:
+    await hands.carry_out()
+    (pod,) = hands.mirror.pods.values()
+    path = f"/api/v1/namespaces/team/pods/{pod.name}"
+    namesake = hands.server.put(path, {**hands.server.objects[path], "metadata": {"name": pod.name, "namespace": "team", "uid": "another"}})
+    plan = Plan(deletes=(DeletePod(pod, Reason.DRAIN_COMPLETED),))
+    assert await hands.carry_out(plan), "it is observed again"
+    assert hands.server.objects[path] == namesake
+    deletion = next(body for method, _, body in hands.server.requests if method == "DELETE")
+    assert deletion["preconditions"] == {"uid": pod.uid}
 
 
 async def test_an_api_server_that_is_away_ends_the_cycle_and_loses_nothing(hands: Hands) -> None:

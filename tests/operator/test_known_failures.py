@@ -242,6 +242,72 @@ def test_after_a_restart_without_a_request_replicas_still_go() -> None:
     assert granted(fleet) == 1
 
 
+def test_the_end_of_a_burst_takes_no_more_than_what_is_left_needs() -> None:
+    # knative 3153: a bad decision on leaving panic
+    fleet = elastic(15, 300)
+    steady = granted(fleet)
+    run(fleet, {"tiny": Load(70)}, 120)
+    peak = lowest = granted(fleet)
+    assert peak > steady
+    for _ in range(200):
+        run(fleet, {"tiny": Load(15)}, 10)
+        lowest = min(lowest, granted(fleet))
+    assert steady <= lowest < peak
+    assert granted(fleet) == lowest, "nothing that was taken had to be added again"
+
+
+def test_a_request_that_is_held_at_zero_stays_demand_until_a_replica_serves() -> None:
+    # GIE 2117: requests queued at zero were never dispatched
+    fleet = elastic(0, 300, least=0)
+    fleet.auto_ready = False
+    run(fleet, {"tiny": Load(1)}, 900)
+    assert granted(fleet) >= 1
+    assert len(fleet.of("tiny")) >= 1, "a replica that takes long is waited for, not given up"
+    fleet.auto_ready = True
+    run(fleet, {"tiny": Load(1)}, 15)
+    assert fleet.condition("tiny", "Available")[0] == "True"
+
+
+def test_an_optional_kind_that_the_cluster_lacks_stops_nothing() -> None:
+    # ome 425: reconciling failed where an optional CRD was absent
+    fleet = Fleet(pool=pool_spec(classes=[{"name": "chat"}], gateway={"httpRoute": {"parentRefs": [{"name": "front"}]}}))
+    fleet.add_model("tiny", model_spec())
+    fleet.settle()
+    assert fleet.condition("tiny", "Ready")[0] == "True"
+    assert "HTTPRoute" not in {m["kind"] for m in fleet.plan().objects}
+    gateway = fleet.pool_status.condition("GatewayAvailable")
+    assert gateway is not None
+    assert gateway.reason == Reason.ROUTE_KIND_MISSING
+
+
+def test_scaling_that_is_inert_says_so_while_it_lasts() -> None:
+    # llm-d 2310: the object stayed Ready and nobody could see that nothing was decided
+    fleet = elastic(5)
+    fleet.traffic = TrafficView()
+    fleet.step()
+    fleet.step()
+    scaling = fleet.models[("team", "tiny")].status.scaling
+    assert scaling is not None
+    assert (scaling.reason, scaling.data) == (Reason.HOLD_NO_DATA, DataState.NO_DATA)
+
+
+def test_nodes_that_come_and_go_leave_neither_a_gap_nor_a_replica_too_many() -> None:
+    # kubelets of an overloaded cluster are late: each time a third replica came, and was drained
+    fleet = Fleet(nodes={f"node-{i}": node(f"node-{i}", 4) for i in range(3)})
+    fleet.add_model("tiny", model_spec("code", 2))
+    fleet.settle()
+    for beat in range(12):
+        home = fleet.of("tiny")[0].node
+        fleet.nodes[home] = replace(fleet.nodes[home], ready=beat % 2 == 1)
+        for _ in range(5):
+            fleet.step(2)
+            assert len(fleet.of("tiny")) <= 2 + 2
+    for name in fleet.nodes:
+        fleet.nodes[name] = node(name, 4)
+    fleet.settle()
+    assert len(fleet.of("tiny")) == 2
+
+
 def test_borrower_and_lender_do_not_preempt_each_other_for_ever() -> None:
     # kueue 3779, 7101, 14543
     fleet = Fleet(pool=pool_spec(classes=[{"name": "chat", "minPercent": 50}, {"name": "code", "minPercent": 50}]))

@@ -9,6 +9,7 @@ import pytest
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import EngineState
 from npufleet_operator.core.observed import EngineProbe
+from npufleet_operator.core.plan import make_plan
 from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
 
 
@@ -446,3 +447,30 @@ def test_a_replica_of_several_ranks_is_charged_for_each_and_stays_on_one_node() 
     assert fleet.models[("team", "big")].status.npus == 4
     assert fleet.condition("big", "CapacityAvailable")[1] == Reason.NO_CAPACITY
     assert fleet.pool_status.allocated == 4
+
+
+def test_words_of_others_do_not_outgrow_what_status_holds() -> None:
+    fleet = Fleet()
+    long = "x" * 5000
+    fleet.add_model("tiny", model_spec(replicas=9, workload_class="code"))
+    fleet.settle()
+    for uid, pod in fleet.pods.items():
+        fleet.pods[uid] = replace(pod, engine_ready=False, waiting_reason="ErrImagePull", waiting_message=long)
+    plan = make_plan(replace(fleet.observe(), refused={("team", "tiny"): long}), fleet.now)
+    status = plan.model_status[("team", "tiny")]
+    assert all(len(condition.message) <= 1024 for condition in status.conditions)
+    type(status).model_validate(status.model_dump())
+    assert plan.pool_status is not None
+    type(plan.pool_status).model_validate(plan.pool_status.model_dump())
+
+
+def test_a_decision_is_cut_to_what_status_holds() -> None:
+    name = "n" * 253
+    fleet = Fleet(pool=pool_spec(classes=[{"name": "chat", "minPercent": 50}, {"name": "code"}]))
+    fleet.namespaces["s" * 63] = {}
+    fleet.add_model("coder", model_spec("code", 8))
+    fleet.settle()
+    fleet.add_model(name, model_spec("chat", 1), namespace="s" * 63)
+    fleet.settle()
+    assert any(name in decision.message for decision in fleet.pool_status.decisions)
+    assert all(len(decision.message) <= 1024 for decision in fleet.pool_status.decisions)

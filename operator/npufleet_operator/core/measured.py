@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from math import floor, log10
+from typing import Any
 
 from npufleet_api.model import AscendModelSpec, MeasuredSlo
 from npufleet_api.report import DataState, GatewayReport, ModelTraffic
@@ -55,7 +57,7 @@ def measured_slo(measured: Measured, key: ModelKey, spec: AscendModelSpec) -> Me
     if parts and requests == 0 and state is DataState.FRESH:
         state = DataState.ZERO
     slo = spec.slo
-    return MeasuredSlo(
+    return _slo(
         data=state.value,
         window_seconds=int(max((part.window_seconds for part in parts), default=0)),
         requests=round_figure(requests),
@@ -66,6 +68,12 @@ def measured_slo(measured: Measured, key: ModelKey, spec: AscendModelSpec) -> Me
         tpot_p95_milliseconds=_worst([part.tpot_p95_ms for part in parts]),
         tpot_target_milliseconds=slo.tpot_milliseconds if slo else None,
     )
+
+
+@lru_cache(maxsize=4096)
+def _slo(**figures: Any) -> MeasuredSlo:
+    """Rounded figures repeat."""
+    return MeasuredSlo.model_validate(figures)
 
 
 def _worst(figures: Sequence[float | None]) -> int | None:

@@ -80,8 +80,10 @@ def decide(
     todo = proposal.steps
     spared = spare(proposal.situation, todo.missing - grant.missing) if unclaimed else ()
     running = len(proposal.situation.replicas.live) + len(todo.cancels) + len(spared) + grant.missing
-    situation = replace(proposal.situation, desired=proposal.target.granted(running, len(victims)))
-    proposal = replace(proposal, situation=situation)
+    situation, granted = proposal.situation, proposal.target.granted(running, len(victims))
+    if granted != situation.desired:
+        situation = replace(situation, desired=granted)
+        proposal = replace(proposal, situation=situation)
     waits = False
     if victims:
         gone = retire(situation, [victim.holding.pod for victim in victims], Reason.RECLAIMED_FOR_GUARANTEE)

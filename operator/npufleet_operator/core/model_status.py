@@ -11,7 +11,6 @@ from npufleet_api.pool import Decision
 from npufleet_operator.core.acceptance import Refusal, model_fields_without_effect
 from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.conditions import Conditions, timestamp
-from npufleet_operator.core.engine_settings import resolved
 from npufleet_operator.core.measured import Measured, measured_slo
 from npufleet_operator.core.objects.pod import Blueprint
 from npufleet_operator.core.observed import ModelView
@@ -54,24 +53,27 @@ def model_status(o: Outcome, measured: Measured, now: datetime) -> AscendModelSt
     _effective(conditions, o.model.spec)
     _ready(conditions, o, trouble)
     spec = o.model.spec
-    return AscendModelStatus(
-        observed_generation=o.model.generation,
-        replicas=len(o.replicas.live),
-        ready_replicas=o.replicas.ready,
-        desired_replicas=o.desired,
-        draining_replicas=o.replicas.leaving,
-        updated_replicas=len(o.replicas.current),
-        npus=o.npus_charged,
-        revision=o.plan.revision if o.plan else o.model.status.revision,
-        endpoint=o.endpoint,
-        served_name=o.model.served_name,
-        slo=measured_slo(measured, o.model.key, spec) if spec else None,
-        engine=resolved(o.plan.settings) if o.plan else o.model.status.engine,
-        last_decision=o.decision or o.model.status.last_decision,
-        scaling=_scaling(o, now),
-        last_scaled_time=o.decision.time if o.decision and o.scaled else o.model.status.last_scaled_time,
-        conditions=conditions.result(),
-    )
+    before = o.model.status
+    values = {
+        "observed_generation": o.model.generation,
+        "replicas": len(o.replicas.live),
+        "ready_replicas": o.replicas.ready,
+        "desired_replicas": o.desired,
+        "draining_replicas": o.replicas.leaving,
+        "updated_replicas": len(o.replicas.current),
+        "npus": o.npus_charged,
+        "revision": o.plan.revision if o.plan else before.revision,
+        "endpoint": o.endpoint,
+        "served_name": o.model.served_name,
+        "slo": measured_slo(measured, o.model.key, spec) if spec else None,
+        "engine": o.plan.resolved if o.plan else before.engine,
+        "last_decision": o.decision or before.last_decision,
+        "scaling": _scaling(o, now),
+        "last_scaled_time": o.decision.time if o.decision and o.scaled else before.last_scaled_time,
+        "conditions": conditions.result(),
+    }
+    # The very object where nothing is new: hundreds of models at rest are then neither validated nor compared again.
+    return before if all(getattr(before, name) == value for name, value in values.items()) else AscendModelStatus.model_validate(values)
 
 
 def _scaling(o: Outcome, now: datetime) -> ScalingStatus | None:

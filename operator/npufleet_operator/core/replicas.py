@@ -107,11 +107,8 @@ def steps(s: Situation) -> Steps:
     begun = wind_down(s, spared=frozenset(c.pod.uid for c in cancels))
     drains, deletes = list(begun.drains), list(begun.deletes)
     live = len(s.replicas.live) + len(cancels)
-    if (
-        s.rollout is Rollout.RECREATE
-        and s.successor_fits
-        and any(pod.labels.get(REVISION_LABEL) != s.revision for pod in s.replicas.outdated)
-    ):
+    recreated = s.rollout is Rollout.RECREATE and s.successor_fits
+    if recreated and any(pod.labels.get(REVISION_LABEL) != s.revision for pod in s.replicas.outdated):
         return _recreate(s, drains, deletes, cancels)
     for pod in _surplus(s, live):
         _retire(s, pod, _why(s, pod, Reason.SCALED_DOWN), drains, deletes)
@@ -122,6 +119,8 @@ def steps(s: Situation) -> Steps:
 
 def wind_down(s: Situation, spared: frozenset[str] = frozenset()) -> Steps:
     """Only what has begun: drains go on (except those of the `spared` UIDs), failed pods go. Nothing new is drained or wanted."""
+    if not s.replicas.finished and not s.replicas.draining:
+        return Steps()
     deletes = [DeletePod(pod, Reason.REPLACED_FAILED) for pod in s.replicas.finished]
     drains: list[DrainPod] = []
     for pod in s.replicas.draining:
@@ -179,8 +178,10 @@ def _recreate(s: Situation, drains: list[DrainPod], deletes: list[DeletePod], ca
 
 def _surplus(s: Situation, live: int) -> list[PodView]:
     """Replicas that can go now. An outdated one goes once enough others serve; where none is outdated, what is too many goes."""
-    ordered = sorted(s.replicas.live, key=lambda pod: _victim_order(s, pod))
     excess = live - s.desired
+    if excess <= 0:
+        return []
+    ordered = sorted(s.replicas.live, key=lambda pod: _victim_order(s, pod))
     ready = s.replicas.ready
     chosen: list[PodView] = []
     outdated = {pod.uid for pod in s.replicas.outdated}
@@ -240,6 +241,8 @@ def _cancels(s: Situation) -> list[CancelDrain]:
 
 def _cancellable(s: Situation, reason: Reason) -> list[PodView]:
     """Replicas whose drain can be taken back: the busiest first, they hold the warmest cache."""
+    if not s.replicas.draining:
+        return []
     candidates = [
         pod
         for pod in s.replicas.draining

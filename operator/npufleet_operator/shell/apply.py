@@ -11,6 +11,8 @@ from typing import Any
 
 from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
 from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTATION, FIELD_MANAGER
+from npufleet_api.model import AscendModelStatus
+from npufleet_api.pool import InferencePoolStatus
 from npufleet_operator.core.actions import CancelDrain, CreatePod, DeletePod, DrainPod, Manifest, ObjectId, Plan, object_id
 from npufleet_operator.core.conditions import timestamp
 from npufleet_operator.core.observed import ModelKey, PodView
@@ -20,7 +22,7 @@ from npufleet_operator.shell.compare import satisfies
 from npufleet_operator.shell.engine_admin import EngineAdmin
 from npufleet_operator.shell.kinds import MODEL, POD, POOL, Kind, kind_of
 from npufleet_operator.shell.metrics import APPLIES
-from npufleet_operator.shell.mirror import Mirror
+from npufleet_operator.shell.mirror import Child, Mirror
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ FIGURES_SECONDS = 30.0
 """Measured figures alone are written no more often than this."""
 FIGURES: Json = {"slo": None, "scaling": None}
 """What elastic scaling must remember of a move goes with the number of replicas, which is no figure."""
+Status = AscendModelStatus | InferencePoolStatus
 CONCURRENCY = 16
 UNPROCESSABLE = 422
 
@@ -42,6 +45,8 @@ class Applier:
         self._admin = admin
         self._clock = clock
         self._applied: dict[ObjectId, tuple[str, int]] = {}
+        self._compared: dict[ObjectId, tuple[Manifest, Child]] = {}
+        """Manifests and live objects that were found to agree."""
         self._figures_written: dict[ObjectId, float] = {}
         self._gate = asyncio.Semaphore(CONCURRENCY)
         self.refused: dict[ModelKey, str] = {}
@@ -50,7 +55,7 @@ class Applier:
     async def carry_out(self, pool: str, plan: Plan) -> bool:
         """Do everything the plan says. True when something was met that another observation has to settle."""
         refused: dict[ModelKey, str] = {}
-        settled = await self._all(self._object(manifest, refused) for manifest in plan.objects)
+        settled = await self._all(self._object(manifest, refused) for manifest in plan.objects if not self._as_wanted(manifest))
         settled &= await self._all(self._cancel(step) for step in plan.cancels)
         settled &= await self._all(self._drain(step) for step in plan.drains)
         settled &= await self._all(self._delete(step) for step in plan.deletes)
@@ -80,14 +85,26 @@ class Applier:
                 raise result
         return all(results)
 
+    def _as_wanted(self, manifest: Manifest) -> bool:
+        """Whether the object is there as the manifest wants it. What was compared once is not compared again while it is the same."""
+        identity = object_id(manifest)
+        child = self._mirror.children.get(identity)
+        if child is None:
+            self._compared.pop(identity, None)
+            return False
+        known = self._compared.get(identity)
+        if known and known[1] is child and (known[0] is manifest or known[0] == manifest):
+            return True
+        if not satisfies(child.body, manifest):
+            version = self._mirror.version(identity)
+            if version is None or self._applied.get(identity) != (_digest(manifest), version.number):
+                return False
+        self._compared[identity] = (manifest, child)
+        return True
+
     async def _object(self, manifest: Manifest, refused: dict[ModelKey, str]) -> None:
         identity, kind = object_id(manifest), kind_of(manifest)
-        child, version = self._mirror.children.get(identity), self._mirror.version(identity)
-        if child and satisfies(child.body, manifest):
-            return
-        digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        if child and version and self._applied.get(identity) == (digest, version.number):
-            return
+        child = self._mirror.children.get(identity)
         owner = _owner(manifest)
         foreign = child.owner_uid != _owner_uid(manifest) if child else await self._belongs_to_another(kind, manifest)
         if foreign:
@@ -100,7 +117,7 @@ class Applier:
             return
         APPLIES.labels(kind.kind, "applied").inc()
         self._mirror.upsert(kind, answer)
-        self._applied[identity] = (digest, int(answer["metadata"]["resourceVersion"]))
+        self._applied[identity] = (_digest(manifest), int(answer["metadata"]["resourceVersion"]))
 
     async def _write(self, kind: Kind, manifest: Manifest, uid: str) -> Json:
         """Apply. Where someone's edit excludes ours (a budget of the other form, a port of the same name), the API server calls the sum
@@ -174,6 +191,10 @@ class Applier:
 
     def _prune(self, pool: str, plan: Plan) -> list[Coroutine[Any, Any, None]]:
         named = {object_id(manifest) for manifest in plan.objects} | plan.keep
+        gone = [identity for identity in self._applied.keys() | self._compared.keys() if identity not in self._mirror.children]
+        for identity in gone:
+            self._applied.pop(identity, None)
+            self._compared.pop(identity, None)
         return [
             self._delete_child(identity, child.uid)
             for identity, child in list(self._mirror.children.items())
@@ -189,20 +210,21 @@ class Applier:
         steps = []
         for key, status in plan.model_status.items():
             model = self._mirror.models.get(key)
-            if model:
-                steps.append(self._status(MODEL, MODEL_KIND, key[0], key[1], model.uid, _dump(model.status), _dump(status)))
+            if model and self._is_news((MODEL_KIND, *key), model.status, status):
+                steps.append(self._status(MODEL, MODEL_KIND, key[0], key[1], model.uid, _dump(status)))
         view = self._mirror.pools.get(pool)
-        if view and plan.pool_status:
-            steps.append(self._status(POOL, POOL_KIND, "", pool, view.uid, _dump(view.status), _dump(plan.pool_status)))
+        if view and plan.pool_status and self._is_news((POOL_KIND, "", pool), view.status, plan.pool_status):
+            steps.append(self._status(POOL, POOL_KIND, "", pool, view.uid, _dump(plan.pool_status)))
         return steps
 
-    async def _status(self, kind: Kind, name_of_kind: str, namespace: str, name: str, uid: str, before: Json, wanted: Json) -> None:
-        if before == wanted:
-            return
-        identity, now = (name_of_kind, namespace, name), self._clock()
-        figures_only = {**before, **FIGURES} == {**wanted, **FIGURES}
-        if figures_only and now - self._figures_written.get(identity, float("-inf")) < FIGURES_SECONDS:
-            return
+    def _is_news(self, identity: ObjectId, before: Status, wanted: Status) -> bool:
+        """Whether the status is to be written: what differs is not figures alone, or those have waited for long enough."""
+        if before is wanted or before == wanted:
+            return False
+        waited = self._clock() - self._figures_written.get(identity, float("-inf"))
+        return waited >= FIGURES_SECONDS or _without_figures(before) != _without_figures(wanted)
+
+    async def _status(self, kind: Kind, name_of_kind: str, namespace: str, name: str, uid: str, wanted: Json) -> None:
         metadata = {"name": name, "uid": uid, **({"namespace": namespace} if namespace else {})}
         manifest = {"apiVersion": API_VERSION, "kind": name_of_kind, "metadata": metadata, "status": wanted}
         try:
@@ -214,8 +236,12 @@ class Applier:
                 self._mirror.forget(kind, (kind.kind, namespace, name))
             raise
         self._mirror.upsert(kind, answer)
-        self._figures_written[identity] = now
+        self._figures_written[name_of_kind, namespace, name] = self._clock()
         APPLIES.labels(name_of_kind, "status").inc()
+
+
+def _digest(manifest: Manifest) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _owner_uid(manifest: Mapping[str, Any]) -> str:
@@ -228,6 +254,10 @@ def _owner(manifest: Mapping[str, Any]) -> ModelKey | None:
     return (manifest["metadata"]["namespace"], owners[0]["name"]) if owners else None
 
 
-def _dump(status: Any) -> Json:
+def _without_figures(status: Status) -> Status:
+    return status.model_copy(update=FIGURES) if isinstance(status, AscendModelStatus) else status
+
+
+def _dump(status: Status) -> Json:
     dumped: Json = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return dumped

@@ -10,6 +10,13 @@ from npufleet_api.pool import InferencePoolStatus
 API_REQUESTS = Counter("npufleet_operator_api_requests", "Requests to the API server.", ["method", "code"])
 APPLIES = Counter("npufleet_operator_applies", "Objects written.", ["kind", "action"])
 PLAN_SECONDS = Histogram("npufleet_operator_plan_seconds", "Time of one plan.", ["pool"], buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1))
+PLAN_CPU_SECONDS = Counter("npufleet_operator_plan_cpu_seconds", "Processor time of plans.", ["pool"])
+STAGE_SECONDS = Histogram(
+    "npufleet_operator_cycle_stage_seconds",
+    "Time of each stage of a cycle: observe, plan, apply, publish.",
+    ["pool", "stage"],
+    buckets=(0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+)
 CYCLES = Counter("npufleet_operator_cycles", "Observe, plan, apply cycles by result.", ["pool", "result"])
 LAST_CYCLE = Gauge("npufleet_operator_last_cycle_timestamp_seconds", "When the pool was last planned and applied without error.", ["pool"])
 DECISIONS = Counter("npufleet_operator_decisions", "Decisions by reason.", ["pool", "reason"])
@@ -30,6 +37,8 @@ MODEL_READY = Gauge("npufleet_model_ready", "1 while the model's condition Ready
 
 REPLICA_STATES = ("desired", "running", "ready", "draining", "updated", "wanted", "forecast")
 CAPACITY_UNITS = ("concurrency", "work_per_second", "load_seconds")
+_published: dict[tuple[str, str], AscendModelStatus] = {}
+"""What the series of each model show: a status that is the very same object is not shown again."""
 
 
 def publish_pool(name: str, status: InferencePoolStatus) -> None:
@@ -43,6 +52,9 @@ def publish_pool(name: str, status: InferencePoolStatus) -> None:
 
 def publish_model(namespace: str, name: str, status: AscendModelStatus) -> None:
     """Show a model's replicas."""
+    if _published.get((namespace, name)) is status:
+        return
+    _published[namespace, name] = status
     values = (
         status.desired_replicas,
         status.replicas,
@@ -65,6 +77,7 @@ def publish_model(namespace: str, name: str, status: AscendModelStatus) -> None:
 
 def forget_model(namespace: str, name: str) -> None:
     """Drop the series of a model that is gone."""
+    _published.pop((namespace, name), None)
     for state in REPLICA_STATES:
         MODEL_REPLICAS.remove(namespace, name, state)
     MODEL_READY.remove(namespace, name)

@@ -132,11 +132,13 @@ class Mirror:
         """Store the view; return the pools to plan again. Changes that planning does not read wake nobody."""
         _, namespace, name = identity
         if kind is POOL:
-            pool, before = pool_view(raw), self.pools.get(name)
+            before = self.pools.get(name)
+            pool = pool_view(raw, before)
             self.pools[name] = pool
             return [name] if before is None or _without_status(pool) != _without_status(before) else []
         if kind is MODEL:
-            model, old = model_view(raw), self.models.get((namespace, name))
+            old = self.models.get((namespace, name))
+            model = model_view(raw, old)
             self.models[(namespace, name)] = model
             if old and replace(model, status=AscendModelStatus()) == replace(old, status=AscendModelStatus()):
                 return []

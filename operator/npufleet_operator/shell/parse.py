@@ -20,12 +20,16 @@ Json = Mapping[str, Any]
 M = TypeVar("M", bound=BaseModel)
 
 
-def pool_view(raw: Json) -> PoolView:
-    """An InferencePool; a spec that does not parse, or that contradicts itself, becomes `spec_error`."""
-    spec, error = _spec(InferencePoolSpec, raw)
-    if spec is not None and (error := contradiction(spec)):
-        spec = None
+def pool_view(raw: Json, known: PoolView | None = None) -> PoolView:
+    """An InferencePool; a spec that does not parse, or that contradicts itself, becomes `spec_error`. `known`: what it was before; a spec
+    of the same generation is the same, and keeps its parsed object."""
     metadata = raw["metadata"]
+    if known is not None and _same_generation(known, metadata):
+        spec, error = known.spec, known.spec_error
+    else:
+        spec, error = _spec(InferencePoolSpec, raw)
+        if spec is not None and (error := contradiction(spec)):
+            spec = None
     return PoolView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -37,10 +41,13 @@ def pool_view(raw: Json) -> PoolView:
     )
 
 
-def model_view(raw: Json) -> ModelView:
-    """An AscendModel; a spec that does not parse becomes `spec_error`."""
-    spec, error = _spec(AscendModelSpec, raw)
+def model_view(raw: Json, known: ModelView | None = None) -> ModelView:
+    """An AscendModel; a spec that does not parse becomes `spec_error`. `known`: as for a pool."""
     metadata = raw["metadata"]
+    if known is not None and _same_generation(known, metadata):
+        spec, error = known.spec, known.spec_error
+    else:
+        spec, error = _spec(AscendModelSpec, raw)
     reference = (raw.get("spec") or {}).get("poolRef") or {}
     return ModelView(
         namespace=metadata["namespace"],
@@ -150,6 +157,11 @@ def _spec(kind: type[M], raw: Json) -> tuple[M | None, str]:
         first = error.errors(include_url=False)[0]
         where = ".".join(("spec", *(str(part) for part in first["loc"])))
         return None, f"{where}: {first['msg']} (found {str(first['input'])[:100]!r})"
+
+
+def _same_generation(known: PoolView | ModelView, metadata: Json) -> bool:
+    """The API server counts a generation up with every change of a spec."""
+    return known.generation > 0 and (known.uid, known.generation) == (metadata["uid"], metadata.get("generation"))
 
 
 def _status(kind: type[M], raw: Json) -> M:

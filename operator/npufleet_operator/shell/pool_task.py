@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime
 
@@ -82,6 +83,7 @@ class PoolTask:
         self._applier = Applier(client, mirror, self._admin, monotonic)
         self._woken = asyncio.Event()
         self._seen_models: set[tuple[str, str]] = set()
+        self._label = slug(name)
 
     def wake(self) -> None:
         """Plan again soon."""
@@ -120,18 +122,26 @@ class PoolTask:
         return min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * float(2 ** min(failures - 1, 10)))
 
     async def _cycle(self) -> float:
+        began = self._monotonic()
         observed = await self._observe()
         started, now = self._monotonic(), self._wall()
+        cpu_before = time.thread_time()
         observed = self._timeline.present(observed, now, started)
         plan = make_plan(observed, now)
-        metrics.PLAN_SECONDS.labels(self.name).observe(self._monotonic() - started)
+        metrics.PLAN_CPU_SECONDS.labels(self.name).inc(time.thread_time() - cpu_before)
+        planned = self._monotonic()
+        metrics.PLAN_SECONDS.labels(self.name).observe(planned - started)
         if self._recorder:
             await self._recorder.write(observed, now, plan)
         transitions = condition_transitions(observed, plan)
         again = await self._applier.carry_out(self.name, plan)
+        applied = self._monotonic()
         await self._publish(plan)
         for transition in transitions:
             await self._record(transition)
+        stages = {"observe": started - began, "plan": planned - started, "apply": applied - planned, "publish": self._monotonic() - applied}
+        for stage, seconds in stages.items():
+            metrics.STAGE_SECONDS.labels(self.name, stage).observe(seconds)
         return min(AGAIN_SECONDS, plan.wake_after_seconds) if again else plan.wake_after_seconds
 
     async def _observe(self) -> Observed:
@@ -162,7 +172,7 @@ class PoolTask:
         )
 
     def _concerns(self, pod: PodView, owners: set[str], spec: InferencePoolSpec | None) -> bool:
-        if pod.owner_uid in owners or (pod.owner_name and pod.labels.get(POOL_LABEL) == slug(self.name)):
+        if pod.owner_uid in owners or (pod.owner_name and pod.labels.get(POOL_LABEL) == self._label):
             return True
         return spec is not None and spec.npus.resource_name in pod.requests
 
@@ -170,7 +180,7 @@ class PoolTask:
         return (
             pod.namespace == self._config.namespace
             and pod.labels.get(COMPONENT_LABEL) == GATEWAY_COMPONENT
-            and pod.labels.get(POOL_LABEL) == slug(self.name)
+            and pod.labels.get(POOL_LABEL) == self._label
         )
 
     def _gateway(self) -> GatewayView:

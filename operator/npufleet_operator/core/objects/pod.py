@@ -31,10 +31,10 @@ from npufleet_api.contract import (
     SLOT_LABEL,
     TERMINATION_MESSAGE_PATH,
 )
-from npufleet_api.model import AscendModelSpec
+from npufleet_api.model import AscendModelSpec, ResolvedEngine
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import EngineSettings
-from npufleet_operator.core.engine_settings import engine_settings, settings_document
+from npufleet_operator.core.engine_settings import engine_settings, resolved, settings_document
 from npufleet_operator.core.naming import REVISION_LENGTH, monitor_child, pod_name, settings_child
 from npufleet_operator.core.objects.common import CONTAINER_SECURITY, POD_SECURITY, Manifest, model_labels, model_metadata, without_none
 from npufleet_operator.core.observed import ModelView, OperatorConfig
@@ -52,6 +52,8 @@ class Blueprint:
     revision: str
     settings: EngineSettings
     pod_spec: Manifest
+    resolved: ResolvedEngine
+    """What the model's status shows of `settings`."""
 
 
 def claim_and_path(uri: str) -> tuple[str, str]:
@@ -67,7 +69,7 @@ def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
     rolled = settings.model_copy(update={"shutdown": settings.shutdown.model_copy(update={"drain_seconds": 0.0})})
     hashed = json.dumps([pod_spec, settings_document(rolled), model_labels(model)], sort_keys=True, separators=(",", ":"))
     revision = hashlib.sha256(hashed.encode()).hexdigest()[:REVISION_LENGTH]
-    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec)
+    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec, resolved=resolved(settings))
 
 
 def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> Manifest:
