@@ -40,6 +40,7 @@ class ModelCondition(StrEnum):
     AVAILABLE = "Available"
     ROLLED_OUT = "RolledOut"
     ROUTED = "Routed"
+    PINNED = "RevisionPinned"
     NOT_YET_EFFECTIVE = "NotYetEffective"
     READY = "Ready"
 
@@ -73,6 +74,7 @@ class Reason(StrEnum):
     IMAGE_NOT_ALLOWED = "ImageNotAllowed"
     ENGINE_IMAGE_MISSING = "EngineImageMissing"
     PART_OF_UNIT = "PartOfUnit"
+    SOURCE_NOT_ALLOWED = "SourceNotAllowed"
     # Capacity
     NO_CAPACITY = "NoCapacity"
     NO_NODES = "NoNodes"
@@ -87,6 +89,14 @@ class Reason(StrEnum):
     # Available
     IMAGE_PULL_FAILED = "ImagePullFailed"
     MODEL_UNAVAILABLE = "ModelUnavailable"
+    SOURCE_NOT_FOUND = "SourceNotFound"
+    SOURCE_UNAUTHORIZED = "SourceUnauthorized"
+    SOURCE_UNAVAILABLE = "SourceUnavailable"
+    SOURCE_CORRUPT = "SourceCorrupt"
+    SOURCE_REFUSED = "SourceRefused"
+    CACHE_FULL = "CacheFull"
+    CACHE_UNAVAILABLE = "CacheUnavailable"
+    FETCHING = "FetchingModel"
     DEVICE_UNAVAILABLE = "DeviceUnavailable"
     OUT_OF_MEMORY = "OutOfMemory"
     ENGINE_FAILED = "EngineFailed"
@@ -102,6 +112,9 @@ class Reason(StrEnum):
     ROLLED_OUT = "RolledOut"
     # Routed
     ROUTED = "Routed"
+    # RevisionPinned
+    PINNED_REVISION = "ContentPinned"
+    FLOATING = "FloatingRevision"
     # NotYetEffective
     FIELDS_NOT_YET_EFFECTIVE = "FieldsNotYetEffective"
     ALL_EFFECTIVE = "AllFieldsEffective"

@@ -12,6 +12,7 @@ from npufleet_api.pool import Decision
 from npufleet_api.precision import PrecisionOverrides
 from npufleet_api.schema import (
     LIST_ATOMIC,
+    LIST_SET,
     ApiModel,
     Change,
     DnsLabel,
@@ -26,8 +27,9 @@ from npufleet_api.schema import (
     spec_field,
     validations,
 )
+from npufleet_api.sources import ENDPOINT_URL, URI_RULES
 
-PVC_URI = r"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/\s]+)*/?$"
+_CEL_RULES = {scheme: rule.replace("\\", "\\\\") for scheme, rule in URI_RULES.items()}
 
 
 class RuntimeName(StrEnum):
@@ -100,16 +102,31 @@ class ModelSource(ApiModel):
     """Where the weights come from and what clients call the model."""
 
     uri: Annotated[str, StringConstraints(min_length=7, max_length=512)] = spec_field(
-        "hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH.",
+        "hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH, obs://BUCKET/PATH, oci://IMAGE or pvc://CLAIM/PATH.",
         Change.ROLLS,
         json_schema_extra=validations(
             cel(
-                "self.startsWith('hf://') || self.startsWith('ms://') || self.startsWith('s3://') || self.startsWith('pvc://')",
-                "model.uri has an unknown scheme: write hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH",
+                " || ".join(f"self.startsWith('{scheme}://')" for scheme in URI_RULES),
+                "model.uri has an unknown scheme: write hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH, obs://BUCKET/PATH, oci://IMAGE "
+                "or pvc://CLAIM/PATH",
             ),
             cel(
-                f"!self.startsWith('pvc://') || self.matches('{PVC_URI.replace(chr(92), chr(92) * 2)}')",
+                f"!self.startsWith('pvc://') || self.matches('{_CEL_RULES['pvc']}')",
                 "model.uri is not a volume path: write pvc://CLAIM or pvc://CLAIM/PATH, with a claim of the model's namespace",
+            ),
+            cel(
+                f"!(self.startsWith('hf://') || self.startsWith('ms://')) || self.matches('{_CEL_RULES['hf']}') || "
+                f"self.matches('{_CEL_RULES['ms']}')",
+                "model.uri is not a repository of a hub: write hf://ORG/NAME or ms://ORG/NAME",
+            ),
+            cel(
+                f"!(self.startsWith('s3://') || self.startsWith('obs://')) || self.matches('{_CEL_RULES['s3']}') || "
+                f"self.matches('{_CEL_RULES['obs']}')",
+                "model.uri is not a path in a bucket: write s3://BUCKET/PATH or obs://BUCKET/PATH",
+            ),
+            cel(
+                f"!self.startsWith('oci://') || self.matches('{_CEL_RULES['oci']}')",
+                "model.uri is not an image: write oci://REGISTRY/NAME:TAG or oci://REGISTRY/NAME@sha256:DIGEST",
             ),
             cel(
                 "!self.contains('/../') && !self.endsWith('/..')",
@@ -123,7 +140,27 @@ class ModelSource(ApiModel):
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:/]*$")] | None = (
         spec_field("Name that clients send as model; the resource's name by default. Unique in a pool.", Change.ROLLS, default=None)
     )
-    secret_ref: SecretRef | None = spec_field("Secret with the source's credentials.", Change.ROLLS, default=None)
+    secret_ref: SecretRef | None = spec_field(
+        "Secret with the source's credentials: token for hubs, accessKeyId and secretAccessKey for buckets; for oci:// a pull Secret.",
+        Change.ROLLS,
+        default=None,
+    )
+    endpoint: Annotated[str, StringConstraints(min_length=8, max_length=253, pattern=ENDPOINT_URL)] | None = spec_field(
+        "Base URL of a mirror of the hub, or of the S3 service; the pool's, else the public one by default.", Change.ROLLS, default=None
+    )
+    region: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9][-a-z0-9]*$")] | None = spec_field(
+        "Region of the bucket.", Change.ROLLS, default=None
+    )
+    files: list[Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\s][^\s]*$")]] = spec_field(
+        'Globs that narrow the weights, where a source has several, such as ["*Q4_K_M.gguf"].',
+        Change.ROLLS,
+        default=[],
+        max_length=16,
+        json_schema_extra=LIST_SET,
+    )
+    digest: Annotated[str, StringConstraints(min_length=71, max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = spec_field(
+        "Digest that the fetched files must have, as status.source.digest shows it.", Change.ROLLS, default=None
+    )
 
 
 class Runtime(ApiModel):
@@ -362,6 +399,32 @@ class ResolvedEngine(ApiModel):
     pipeline_depth: int | None = Field(default=None, ge=1)
 
 
+class Download(ApiModel):
+    """How far the slowest replica's fetch is."""
+
+    phase: Annotated[str, StringConstraints(max_length=16)] = ""
+    pods: int = Field(default=0, ge=0, description="Pods that fetch the model.")
+    bytes_done: int = Field(default=0, ge=0)
+    bytes_total: int = Field(default=0, ge=0)
+    bytes_per_second: int = Field(default=0, ge=0)
+    seconds_left: int | None = Field(default=None, ge=0)
+
+
+class SourceStatus(ApiModel):
+    """What was fetched for the model, as its replicas' fetch containers tell."""
+
+    revision: Annotated[str, StringConstraints(max_length=128)] = Field(
+        default="", description="What the asked revision was resolved to; every replica of the spec fetches this."
+    )
+    asked: Annotated[str, StringConstraints(max_length=1024)] = Field(default="", description="Address and revision that were resolved.")
+    digest: Annotated[str, StringConstraints(max_length=71)] = ""
+    bytes: int = Field(default=0, ge=0)
+    files: int = Field(default=0, ge=0)
+    fetch_seconds: int = Field(default=0, ge=0, description="Of the latest fetch over the network.")
+    cached_seconds: int = Field(default=0, ge=0, description="Of the latest start from the cache.")
+    download: Download | None = None
+
+
 class AscendModelStatus(ApiModel):
     """What runs, what clients got, and why."""
 
@@ -378,6 +441,7 @@ class AscendModelStatus(ApiModel):
     slo: MeasuredSlo | None = None
     engine: ResolvedEngine | None = None
     scaling: ScalingStatus | None = None
+    source: SourceStatus | None = None
     last_decision: Decision | None = None
     last_scaled_time: Timestamp | None = None
     conditions: ConditionList = Field(default=[], max_length=16, json_schema_extra=list_map("type"))

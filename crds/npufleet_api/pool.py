@@ -28,6 +28,7 @@ from npufleet_api.schema import (
     spec_field,
     validations,
 )
+from npufleet_api.sources import ENDPOINT_URL
 
 
 class PoolMode(StrEnum):
@@ -49,6 +50,13 @@ class Reclaim(StrEnum):
 
     BORROWED_ONLY = "BorrowedOnly"
     NEVER = "Never"
+
+
+class PreloadMode(StrEnum):
+    """When models are brought into caches ahead."""
+
+    OFF = "Off"
+    ROLLOUT = "Rollout"
 
 
 class NpuSelection(ApiModel):
@@ -195,6 +203,90 @@ class PodTemplate(ApiModel):
     )
 
 
+class EndpointScheme(StrEnum):
+    """Kinds of sources whose endpoint a pool can name."""
+
+    HUGGING_FACE = "hf"
+    MODEL_SCOPE = "ms"
+    S3 = "s3"
+    OBS = "obs"
+
+
+class SourceEndpoint(ApiModel):
+    """Where sources of one kind are reached: a mirror of a hub, or a site's object store."""
+
+    scheme: EndpointScheme
+    url: Annotated[str, StringConstraints(min_length=8, max_length=253, pattern=ENDPOINT_URL)]
+    region: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9][-a-z0-9]*$")] | None = None
+
+
+class ModelCache(ApiModel):
+    """Where fetched models are kept: a directory of each node, or a shared volume. Without one every pod fetches anew."""
+
+    host_path: Annotated[str, StringConstraints(min_length=2, max_length=512, pattern=r"^/[^:]+$")] | None = spec_field(
+        "Directory of the nodes, owned by user 65532.", Change.ROLLS, default=None
+    )
+    claim_name: DnsSubdomain | None = spec_field("ReadWriteMany claim of that name in each model's namespace.", Change.ROLLS, default=None)
+    size_limit_gi: int | None = spec_field(
+        "Most that the cache may hold in GiB; beyond, what no model uses goes. Unset: the disk's own limit.",
+        Change.ROLLS,
+        ge=1,
+        le=1048576,
+        default=None,
+    )
+
+
+class Preload(ApiModel):
+    """Models brought into nodes' caches before a replica needs them."""
+
+    mode: PreloadMode = spec_field(
+        "Rollout: a new revision is in the caches before replicas are replaced. Off: replicas fetch for themselves.",
+        Change.LIVE,
+        default=PreloadMode.ROLLOUT,
+    )
+    priority_class_name: DnsSubdomain | None = spec_field("PriorityClass of the jobs, a low one.", Change.LIVE, default=None)
+    timeout_seconds: int = spec_field("After so long a rollout goes on without the job.", Change.LIVE, ge=60, le=604800, default=7200)
+
+
+class ModelPolicy(ApiModel):
+    """What models of the pool may be made of, and where they are kept."""
+
+    allowed_sources: list[Annotated[str, StringConstraints(min_length=6, max_length=512, pattern=r"^(hf|ms|s3|obs|oci|pvc)://[^\s]+$")]] = (
+        spec_field(
+            "Addresses that models may use, * for any text, such as hf://Qwen/*; empty allows all.",
+            Change.LIVE,
+            default=[],
+            max_length=64,
+            json_schema_extra=LIST_SET,
+        )
+    )
+    require_pinned: bool = spec_field(
+        "Whether models must name a commit, an image's digest, or a digest of the content.", Change.LIVE, default=False
+    )
+    allow_pickle: bool = spec_field(
+        "Whether weights may be pickles where there are no safetensors; reading one can run code.", Change.ROLLS, default=False
+    )
+    endpoints: list[SourceEndpoint] = spec_field(
+        "Mirrors and object stores, one for each kind.", Change.ROLLS, default=[], max_length=4, json_schema_extra=list_map("scheme")
+    )
+    cache: ModelCache | None = spec_field(
+        "Where fetched models are kept.",
+        Change.ROLLS,
+        default=None,
+        json_schema_extra=validations(
+            cel(
+                "has(self.hostPath) != has(self.claimName)",
+                "models.cache needs either hostPath or claimName: set one of them",
+            )
+        ),
+    )
+    preload: Preload = spec_field("What is fetched ahead.", Change.LIVE, default=Preload())
+
+    def endpoint(self, scheme: str) -> SourceEndpoint | None:
+        """The endpoint of sources of this kind, if the pool names one."""
+        return next((e for e in self.endpoints if e.scheme == scheme), None)
+
+
 class GatewayMode(StrEnum):
     """Whose gateway serves the pool's models."""
 
@@ -322,6 +414,7 @@ class InferencePoolSpec(ApiModel):
     )
     rebalancing: Rebalancing = spec_field("How fast the pool moves NPUs.", Change.LIVE, default=Rebalancing())
     pod_template: PodTemplate = spec_field("What every inference pod gets.", Change.ROLLS, default=PodTemplate())
+    models: ModelPolicy = spec_field("What models may be made of, and where they are kept.", Change.ROLLS, default=ModelPolicy())
     gateway: GatewayTemplate = spec_field(
         "The pool's gateway.",
         Change.LIVE,

@@ -105,6 +105,7 @@ def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bo
 
 def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
     from npufleet_pod.engine.model_files import inspect_model
+    from npufleet_pod.model_hold import hold_model
     from npufleet_pod.server.chat_template import load_chat_template
     from npufleet_pod.server.logs import configure_logging
     from npufleet_pod.server.process import Sockets, bind, serve
@@ -114,6 +115,7 @@ def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, lo
     settings = load_settings(settings_path)
     with contextlib.ExitStack() as stack:
         sockets = Sockets(stack.enter_context(bind(host, port)), stack.enter_context(bind(host, admin_port)))
+        stack.enter_context(hold_model(Path(settings.model_path)))
         files = inspect_model(settings)
         template = load_chat_template(files.path)
         asyncio.run(serve(settings, files, template, sockets, started))

@@ -68,6 +68,7 @@ def _names(prefix: str, count: int) -> list[Object]:
     return [{"name": f"{prefix}{index}"} for index in range(count)]
 
 
+_MIRROR = {"scheme": "hf", "url": "https://hub.example.com"}
 _PARENT = {"parentRefs": [{"name": "public"}]}
 
 POOL_FIELDS: tuple[Field, ...] = (
@@ -247,6 +248,22 @@ POOL_FIELDS: tuple[Field, ...] = (
     Field(
         "spec.gateway.httpRoute.hostnames[]", "spec.gateway.httpRoute", "a.example", 1, 253, _DNS_WRONG, {**_PARENT, "hostnames": [VALUE]}
     ),
+    Field("spec.models.allowedSources", "spec.models.allowedSources", ["hf://Qwen/*"], high=64),
+    Field("spec.models.allowedSources[]", "spec.models.allowedSources", "hf://Qwen/*", 6, 512, wrong="https://example.com", wrap=[VALUE]),
+    Field("spec.models.requirePinned", "spec.models.requirePinned", True),
+    Field("spec.models.allowPickle", "spec.models.allowPickle", True),
+    Field("spec.models.endpoints", "spec.models.endpoints", [_MIRROR], high=4),
+    Field("spec.models.endpoints[].scheme", "spec.models.endpoints", "hf", wrong="oci", wrap=[{"scheme": VALUE, "url": "https://a.bc"}]),
+    Field(
+        "spec.models.endpoints[].url", "spec.models.endpoints", "https://a.bc", 8, 253, "ftp://a.bc", wrap=[{"scheme": "hf", "url": VALUE}]
+    ),
+    Field("spec.models.endpoints[].region", "spec.models.endpoints", "cn-1", 1, 63, "CN 1", wrap=[{**_MIRROR, "region": VALUE}]),
+    Field("spec.models.cache.hostPath", "spec.models.cache.hostPath", "/var/lib/models", 2, 512, wrong="relative"),
+    Field("spec.models.cache.claimName", "spec.models.cache.claimName", "models", 1, 253, wrong=_DNS_WRONG),
+    Field("spec.models.cache.sizeLimitGi", "spec.models.cache", 500, 1, 1048576, wrap={"claimName": "models", "sizeLimitGi": VALUE}),
+    Field("spec.models.preload.mode", "spec.models.preload.mode", "Off", wrong="Always"),
+    Field("spec.models.preload.priorityClassName", "spec.models.preload.priorityClassName", "low", 1, 253, wrong=_DNS_WRONG),
+    Field("spec.models.preload.timeoutSeconds", "spec.models.preload.timeoutSeconds", 600, 60, 604800),
     Field("spec.gateway.replicas", "spec.gateway.replicas", 2, 1, 64),
     Field("spec.gateway.queueSeconds", "spec.gateway.queueSeconds", 5, 1, 3600),
     Field("spec.gateway.holdSeconds", "spec.gateway.holdSeconds", 5, 0, 3600),
@@ -271,6 +288,11 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.model.revision", "spec.model.revision", "main", 1, 128),
     Field("spec.model.servedName", "spec.model.servedName", "Qwen/Qwen2.5-72B-Instruct", 1, 128, wrong="two words"),
     Field("spec.model.secretRef.name", "spec.model.secretRef.name", "hub-token", 1, 253, wrong=_DNS_WRONG),
+    Field("spec.model.endpoint", "spec.model.endpoint", "https://hub.example.com/hf", 8, 253, wrong="https://user:word@hub.example.com"),
+    Field("spec.model.region", "spec.model.region", "cn-north-4", 1, 63, wrong="CN North"),
+    Field("spec.model.files", "spec.model.files", ["*Q4_K_M.gguf"], high=16),
+    Field("spec.model.files[]", "spec.model.files", "*Q4_K_M.gguf", 1, 255, wrong="/absolute", wrap=[VALUE]),
+    Field("spec.model.digest", "spec.model.digest", "sha256:" + "0" * 64, 71, 71, wrong="sha512:" + "0" * 64),
     Field("spec.runtime.name", "spec.runtime.name", "VLLMAscend", wrong="Triton"),
     Field("spec.runtime.image", "spec.runtime", "vllm:1", 1, 512, wrong="two words", wrap={**_VLLM, "image": VALUE}),
     Field("spec.runtime.args", "spec.runtime", ["--seed=1"], high=32, wrap={**_VLLM, "args": VALUE}),
@@ -382,6 +404,14 @@ def _sized(field: Field, size: int) -> Any:
     text = str(field.value)
     if field.field.endswith("Path"):
         return "/" + "a" * (size - 1)
+    if field.field.endswith(("[].url", ".endpoint")):
+        return "http://" + "a" * (size - 7)
+    if field.field == "spec.model.digest":
+        return "sha256:" + "0" * (size - 7)
+    if field.field == "spec.models.allowedSources[]":
+        return "hf://" + "a" * (size - 5)
+    if field.field == "spec.models.endpoints":
+        return [{**_MIRROR, "scheme": scheme} for scheme in ("hf", "ms", "s3", "obs", "hf")[:size]]
     if field.field == "spec.model.uri":
         return "hf://o" + "a" * (size - 6)
     if field.field.startswith("spec.resources"):
@@ -465,7 +495,11 @@ def _model(at: str, value: Any) -> Object:
 
 MIN_ABOVE_MAX = "minPercent is above maxPercent in a class: lower minPercent or raise maxPercent"
 SUM_ABOVE_100 = "the classes' minPercent add up to more than 100: lower some, a pool cannot guarantee more than it has"
-SCHEME = "model.uri has an unknown scheme: write hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH or pvc://CLAIM/PATH"
+SCHEME = "model.uri has an unknown scheme: write hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PATH, obs://BUCKET/PATH, oci://IMAGE or pvc://CLAIM/PATH"
+HUB = "model.uri is not a repository of a hub: write hf://ORG/NAME or ms://ORG/NAME"
+BUCKET = "model.uri is not a path in a bucket: write s3://BUCKET/PATH or obs://BUCKET/PATH"
+OCI_IMAGE = "model.uri is not an image: write oci://REGISTRY/NAME:TAG or oci://REGISTRY/NAME@sha256:DIGEST"
+ONE_CACHE = "models.cache needs either hostPath or claimName: set one of them"
 VOLUME = "model.uri is not a volume path: write pvc://CLAIM or pvc://CLAIM/PATH, with a claim of the model's namespace"
 DOTS = "model.uri has a .. in its path: write the path from the volume's root without it"
 IMAGE = "runtime.image is only for VLLMAscend: remove it, or set runtime.name to VLLMAscend"
@@ -500,7 +534,12 @@ CEL_CASES: list[Case] = [
         for uri in (
             "hf://Qwen/Qwen2.5-72B-Instruct",
             "ms://qwen/Qwen2-7B",
+            "hf://gpt2",
             "s3://bucket/path/to/model",
+            "s3://bucket",
+            "obs://bucket.a/path/",
+            "oci://registry.example.com:5000/models/qwen:7b",
+            "oci://registry.example.com/qwen@sha256:" + "a" * 64,
             "pvc://claim",
             "pvc://claim/",
             "pvc://claim.a/deep/path",
@@ -511,6 +550,25 @@ CEL_CASES: list[Case] = [
         Case(f"ascendmodels spec.model.uri {uri} refused", _model("spec.model.uri", uri), SCHEME)
         for uri in ("https://example.com/model", "file:///models", "Qwen/Qwen2.5-72B", "HF://org/name", " hf://org/name", "hf:/org/name")
     ),
+    *(
+        Case(f"ascendmodels spec.model.uri {uri!r} refused", _model("spec.model.uri", uri), HUB)
+        for uri in ("hf://org/name/file", "hf:///name", "hf://org/na me", "ms://name", "hf://org/", "ms://-org/name")
+    ),
+    *(
+        Case(f"ascendmodels spec.model.uri {uri!r} refused", _model("spec.model.uri", uri), BUCKET)
+        for uri in ("s3:///path", "s3://Bucket/path", "obs://bucket//path", "obs://bucket/two words")
+    ),
+    *(
+        Case(f"ascendmodels spec.model.uri {uri!r} refused", _model("spec.model.uri", uri), OCI_IMAGE)
+        for uri in ("oci://image", "oci://host/Name", "oci://host/name@sha256:12", "oci:///name")
+    ),
+    Case("npupools spec.models.cache neither refused", with_value(POOL, "spec.models.cache", {"sizeLimitGi": 1}), ONE_CACHE),
+    Case(
+        "npupools spec.models.cache both refused",
+        with_value(POOL, "spec.models.cache", {"hostPath": "/models", "claimName": "models"}),
+        ONE_CACHE,
+    ),
+    Case("npupools spec.models.cache a directory accepted", with_value(POOL, "spec.models.cache", {"hostPath": "/models"}), None),
     *(
         Case(f"ascendmodels spec.model.uri {uri!r} refused", _model("spec.model.uri", uri), VOLUME)
         for uri in ("pvc:///path", "pvc://Claim", "pvc://-claim", "pvc://claim//path", "pvc://claim/two words", "pvc://claim/line\nbreak")

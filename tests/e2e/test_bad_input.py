@@ -62,7 +62,7 @@ MISTAKES = {
         {"workloadClass": "small"}, "CapacityAvailable", "CeilingBelowReplica", ("takes 1 NPU(s)", "'small' may hold 0", "maxPercent")
     ),
     "scheme": Mistake(
-        {"model": {"uri": "hf://org/name"}}, "Accepted", "NotImplemented", ("spec.model.uri", "hf://", "write pvc://CLAIM/PATH")
+        {"model": {"uri": "obs://bucket/model"}}, "Accepted", "SpecRefused", ("spec.model.region", "obs://", "set spec.model.region")
     ),
     "vllm": Mistake({"runtime": {"name": "VLLMAscend"}}, "Accepted", "NotImplemented", ("spec.runtime.name", "set it to Native")),
     "pipeline": Mistake({"parallelism": {"pipeline": 2}}, "Accepted", "NotImplemented", ("spec.parallelism.pipeline", "set it to 1")),

@@ -58,7 +58,8 @@ def test_the_gateway_of_a_deleted_pool_goes_once_its_pods_are_gone() -> None:
         (model_spec("missing"), Reason.CLASS_NOT_FOUND, "spec.workloadClass"),
         (model_spec(parallelism={"pipeline": 2}), Reason.NOT_IMPLEMENTED, "spec.parallelism.pipeline"),
         (model_spec(runtime={"name": "VLLMAscend"}), Reason.NOT_IMPLEMENTED, "spec.runtime.name"),
-        (model_spec(model={"uri": "hf://Qwen/Qwen2.5-72B-Instruct"}), Reason.NOT_IMPLEMENTED, "spec.model.uri"),
+        (model_spec(model={"uri": "hf://Qwen/Qwen2.5-72B/Instruct"}), Reason.SPEC_REFUSED, "spec.model.uri"),
+        (model_spec(model={"uri": "obs://bucket/model"}), Reason.SPEC_REFUSED, "spec.model.region"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_field_and_remedy(spec: object, reason: Reason, named: str) -> None:

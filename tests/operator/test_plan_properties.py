@@ -153,7 +153,7 @@ class FleetMachine(RuleBasedStateMachine):
         plan = self.fleet.plan()
         for status in plan.model_status.values():
             assert [c.type for c in status.conditions] == [
-                "Accepted", "CapacityAvailable", "Available", "RolledOut", "Routed", "NotYetEffective", "Ready",
+                "Accepted", "CapacityAvailable", "Available", "RolledOut", "Routed", "RevisionPinned", "NotYetEffective", "Ready",
             ]  # fmt: skip
             assert all(condition.message for condition in status.conditions)
         assert plan.pool_status is not None

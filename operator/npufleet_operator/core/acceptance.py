@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
-from npufleet_api.model import AscendModelSpec, RuntimeName
+from npufleet_api.model import AscendModelSpec, RuntimeName, SourceStatus
 from npufleet_api.pool import InferencePoolSpec, NamespaceSelector, SelectorRequirement, WorkloadClass
 from npufleet_api.precision import KvCacheDtype
+from npufleet_api.sources import BUCKETS, COMMIT, FETCHED, HUBS, ModelUri, Scheme, is_allowed, is_pinned, parse_uri
 from npufleet_operator.core.capacity import selects
 from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
 
@@ -101,14 +102,52 @@ def _whole_units(a: Application) -> Refusal | None:
     )
 
 
-def _source_implemented(a: Application) -> Refusal | None:
-    scheme = a.spec.model.uri.partition("://")[0]
-    if scheme == "pvc":
-        return None
-    return Refusal(
-        Reason.NOT_IMPLEMENTED,
-        f"spec.model.uri: sources with {scheme}:// are not implemented yet; copy the model to a volume and write pvc://CLAIM/PATH",
-    )
+def _source_understood(a: Application) -> Refusal | None:
+    # The CRD's rules say it first; an address that the pod could not use must not reach it from an older CRD either.
+    try:
+        uri = parse_uri(a.spec.model.uri)
+    except ValueError as error:
+        return Refusal(Reason.SPEC_REFUSED, f"spec.model.uri: {error}")
+    default = a.pool.models.endpoint(uri.scheme)
+    region = a.spec.model.region or (default.region if default else None)
+    if uri.scheme is Scheme.OBS and not (region or a.spec.model.endpoint or default):
+        return Refusal(
+            Reason.SPEC_REFUSED, "spec.model.region: obs:// needs a region, or an endpoint: set spec.model.region or spec.model.endpoint"
+        )
+    return None
+
+
+def _source_allowed(a: Application) -> Refusal | None:
+    policy, model = a.pool.models, a.spec.model
+    uri = parse_uri(model.uri)
+    if not is_allowed(uri, policy.allowed_sources):
+        return Refusal(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"spec.model.uri: {uri} is none of the sources that pool {a.pool_name!r} allows ({', '.join(policy.allowed_sources[:5])}); "
+            "choose one of them, or ask the pool's owner to add it to spec.models.allowedSources",
+        )
+    if policy.allowed_sources and model.endpoint and model.endpoint not in {e.url for e in policy.endpoints}:
+        return Refusal(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"spec.model.endpoint: {model.endpoint} is no endpoint of pool {a.pool_name!r}, which allows certain sources only; remove it",
+        )
+    if policy.require_pinned and uri.scheme is not Scheme.VOLUME and not is_pinned(uri, model.revision, model.digest):
+        return Refusal(
+            Reason.SOURCE_NOT_ALLOWED,
+            f"spec.model.revision: pool {a.pool_name!r} serves pinned models only; {pin_advice(uri, a.model.status.source)}",
+        )
+    return None
+
+
+def pin_advice(uri: ModelUri, source: SourceStatus | None) -> str:
+    """How to pin what is served now."""
+    if uri.scheme is Scheme.OCI:
+        return "name the image by its digest: oci://REGISTRY/NAME@sha256:DIGEST"
+    if source is not None and COMMIT.fullmatch(source.revision):
+        return f"set spec.model.revision to {source.revision}"
+    if source is not None and source.digest:
+        return f"set spec.model.digest to {source.digest}"
+    return "set spec.model.revision to a commit" if uri.scheme in HUBS else "set spec.model.digest"
 
 
 def _disk_cache_behind_memory(a: Application) -> Refusal | None:
@@ -148,7 +187,8 @@ CHECKS: tuple[Check, ...] = (
     _runtime_implemented,
     _parallelism_implemented,
     _whole_units,
-    _source_implemented,
+    _source_understood,
+    _source_allowed,
     _disk_cache_behind_memory,
     _int8_heads_are_named,
     _engine_image,
@@ -183,11 +223,17 @@ def names_taken(models: Sequence[ModelView]) -> dict[str, ModelView]:
 
 def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
     """Fields that are set and that this release stores, but does not act on."""
+    scheme, model = spec.model.uri.partition("://")[0], spec.model
     fields = []
-    if spec.model.revision is not None:
-        fields.append("model.revision (a volume has no revisions)")
-    if spec.model.secret_ref is not None:
+    if model.revision is not None and scheme not in HUBS:
+        fields.append(f"model.revision ({scheme}:// has no revisions)")
+    if model.secret_ref is not None and scheme == Scheme.VOLUME:
         fields.append("model.secretRef (a volume needs no credentials)")
+    if scheme not in FETCHED:
+        given = {"endpoint": model.endpoint, "files": model.files, "digest": model.digest}
+        fields += [f"model.{name} ({scheme}:// is mounted as it is)" for name, value in given.items() if value]
+    if model.region is not None and scheme not in BUCKETS:
+        fields.append(f"model.region ({scheme}:// has no regions)")
     return fields
 
 

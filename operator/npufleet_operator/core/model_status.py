@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from npufleet_api.conditions import ModelCondition, Reason
+from npufleet_api.fetching import FetchProgress
 from npufleet_api.model import AscendModelSpec, AscendModelStatus, Rollout, ScalingStatus
 from npufleet_api.pool import Decision
-from npufleet_operator.core.acceptance import Refusal, model_fields_without_effect
+from npufleet_api.sources import Scheme, is_pinned, known_uri
+from npufleet_operator.core.acceptance import Refusal, model_fields_without_effect, pin_advice
 from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.conditions import Conditions, timestamp
 from npufleet_operator.core.measured import Measured, measured_slo
 from npufleet_operator.core.objects.pod import Blueprint
 from npufleet_operator.core.observed import ModelView
 from npufleet_operator.core.replicas import Replicas
+from npufleet_operator.core.source_status import source_status
 from npufleet_operator.core.trouble import Trouble, worst
 
 
@@ -35,6 +39,7 @@ class Outcome:
     name_keeper: ModelView | None = None
     create_refused: str = ""
     decision: Decision | None = None
+    fetches: Mapping[str, FetchProgress] = field(default_factory=dict)
     scaled: bool = False
     """Replicas are added or drained by this plan."""
     target: Target | None = None
@@ -50,6 +55,7 @@ def model_status(o: Outcome, measured: Measured, now: datetime) -> AscendModelSt
     _available(conditions, o, trouble)
     _rolled_out(conditions, o)
     _routed(conditions, o)
+    _pinned(conditions, o)
     _effective(conditions, o.model.spec)
     _ready(conditions, o, trouble)
     spec = o.model.spec
@@ -69,6 +75,7 @@ def model_status(o: Outcome, measured: Measured, now: datetime) -> AscendModelSt
         "engine": o.plan.resolved if o.plan else before.engine,
         "last_decision": o.decision or before.last_decision,
         "scaling": _scaling(o, now),
+        "source": source_status(o.model, (*o.replicas.live, *o.replicas.draining), o.fetches),
         "last_scaled_time": o.decision.time if o.decision and o.scaled else before.last_scaled_time,
         "conditions": conditions.result(),
     }
@@ -170,6 +177,22 @@ def _routed(conditions: Conditions, o: Outcome) -> None:
         f"spec.model.servedName: {name!r} belongs to the older model {'/'.join(keeper.key)}; clients reach this one as "
         f"{'/'.join(o.model.key)!r}; choose another servedName",
     )
+
+
+def _pinned(conditions: Conditions, o: Outcome) -> None:
+    spec = o.model.spec
+    uri = known_uri(spec.model.uri) if spec else None
+    if spec is None or uri is None:
+        conditions.set(ModelCondition.PINNED, None, Reason.PENDING, "not judged: the spec cannot be used")
+        return
+    if uri.scheme is Scheme.VOLUME:
+        conditions.set(ModelCondition.PINNED, True, Reason.AS_EXPECTED, "the volume's owner decides what it holds")
+    elif is_pinned(uri, spec.model.revision, spec.model.digest):
+        conditions.set(ModelCondition.PINNED, True, Reason.PINNED_REVISION, "whatever starts from this spec serves the same files")
+    else:
+        advice = pin_advice(uri, o.model.status.source)
+        message = f"{spec.model.revision or 'the default revision'} can come to mean other files; to pin what is served now, {advice}"
+        conditions.set(ModelCondition.PINNED, False, Reason.FLOATING, message)
 
 
 def _effective(conditions: Conditions, spec: AscendModelSpec | None) -> None:

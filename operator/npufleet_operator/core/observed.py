@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from npufleet_api.contract import EngineState
+from npufleet_api.fetching import FetchOutcome, FetchProgress
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus, NpuSelection
 from npufleet_api.report import DataState, GatewayReport
@@ -84,6 +85,12 @@ class PodView:
     terminated_reason: str = ""
     """The kubelet's word for how the engine container ended, such as OOMKilled."""
     exit_code: int | None = None
+    fetch: FetchOutcome | None = None
+    """How the fetch container ended, the last time that it did."""
+    fetching: bool = False
+    """The fetch container runs."""
+    source_asked: str = ""
+    """What the pod's model was asked for, as its spec was when the pod was made."""
     scheduling_message: str = ""
     drain_started: datetime | None = None
     drain_reason: str = ""
@@ -193,6 +200,8 @@ class Observed:
     traffic: TrafficView
     gateway: GatewayView
     config: OperatorConfig
+    fetches: Mapping[str, FetchProgress] = field(default_factory=dict)
+    """How far fetch containers are, by pod UID."""
     refused: Mapping[ModelKey, str] = field(default_factory=dict)
     """Last words of the API server where it refused an object of the model."""
     rivals: tuple[RivalPool, ...] = ()

@@ -85,6 +85,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
                 name_keeper=keepers.get(plan.model.served_name),
                 create_refused=o.refused.get(plan.model.key, ""),
                 decision=last.get(plan.model.key),
+                fetches=o.fetches,
                 scaled=plan.model.key in scaled,
                 target=plan.target,
                 advisory=advisory,

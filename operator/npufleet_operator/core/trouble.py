@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
 from npufleet_api.contract import EngineExit
+from npufleet_api.fetching import FetchReason
 from npufleet_operator.core.observed import PodView
 
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
@@ -43,6 +44,10 @@ def diagnose(pod: PodView) -> Trouble | None:
                 f"pod {pod.name}: spec.model.uri: {_line(pod.scheduling_message)}; create the claim in the model's namespace",
             )
         return Trouble(Reason.UNSCHEDULABLE, f"pod {pod.name}: {_line(pod.scheduling_message)}")
+    if pod.fetch is not None and pod.fetch.reason is not None and not pod.engine_started:
+        return Trouble(Reason(pod.fetch.reason.value), f"pod {pod.name}: {_line(pod.fetch.message)}")
+    if pod.fetching:
+        return Trouble(Reason.FETCHING, f"pod {pod.name} fetches the model; see status.source.download")
     if pod.terminated_reason == "OOMKilled" and not pod.engine_started:
         return Trouble(Reason.OUT_OF_MEMORY, f"pod {pod.name}: spec.resources.memory: the engine needs more than its limit; raise it")
     if pod.terminated_message and not pod.engine_started:
@@ -59,11 +64,13 @@ _SEVERITY = (
     Reason.IMAGE_PULL_FAILED,
     Reason.SPEC_REFUSED,
     Reason.MODEL_UNAVAILABLE,
+    *(Reason(reason.value) for reason in FetchReason),
     Reason.DEVICE_UNAVAILABLE,
     Reason.OUT_OF_MEMORY,
     Reason.CONFIG_ERROR,
     Reason.ENGINE_FAILED,
     Reason.UNSCHEDULABLE,
+    Reason.FETCHING,
     Reason.LOADING,
 )
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 STATUS_FIELD_MANAGER = f"{FIELD_MANAGER}-status"
 FIGURES_SECONDS = 30.0
 """Measured figures alone are written no more often than this."""
-FIGURES: Json = {"slo": None, "scaling": None}
+FIGURES: Json = {"slo": None, "scaling": None, "source": None}
 """What elastic scaling must remember of a move goes with the number of replicas, which is no figure."""
 Status = AscendModelStatus | InferencePoolStatus
 CONCURRENCY = 16

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from npufleet_api import API_VERSION, MODEL_KIND
 from npufleet_api.contract import DRAIN_REASON_ANNOTATION, DRAIN_STARTED_ANNOTATION, ENGINE_CONTAINER
+from npufleet_api.fetching import FETCH_CONTAINER, SOURCE_ASKED_ANNOTATION, FetchOutcome
 from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
 from npufleet_operator.core.acceptance import contradiction
@@ -18,6 +19,7 @@ from npufleet_operator.core.observed import EPOCH, ModelView, NodeView, PodView,
 
 Json = Mapping[str, Any]
 M = TypeVar("M", bound=BaseModel)
+MAX_OUTCOME = 4096
 
 
 def pool_view(raw: Json, known: PoolView | None = None) -> PoolView:
@@ -81,6 +83,9 @@ def pod_view(raw: Json) -> PodView:
     initial: Json = next((c for c in status.get("initContainerStatuses") or [] if (c.get("state") or {}).get("waiting")), {})
     if not waiting or waiting.get("reason") in ("PodInitializing", "ContainerCreating"):
         waiting = (initial.get("state") or {}).get("waiting") or waiting
+    fetch: Json = next((c for c in status.get("initContainerStatuses") or [] if c.get("name") == FETCH_CONTAINER), {})
+    fetch_state = fetch.get("state") or {}
+    fetch_ended = fetch_state.get("terminated") or (fetch.get("lastState") or {}).get("terminated") or {}
     return PodView(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -102,11 +107,24 @@ def pod_view(raw: Json) -> PodView:
         terminated_message=str(ended.get("message", "")),
         terminated_reason=str(ended.get("reason", "")),
         exit_code=ended.get("exitCode"),
+        fetch=_outcome(fetch_ended),
+        fetching="running" in fetch_state,
+        source_asked=str(annotations.get(SOURCE_ASKED_ANNOTATION, "")),
         scheduling_message=str(unscheduled.get("message", "")),
         drain_started=_time(annotations.get(DRAIN_STARTED_ANNOTATION)),
         drain_reason=str(annotations.get(DRAIN_REASON_ANNOTATION, "")),
         ready_since=_time(contained.get("lastTransitionTime")),
     )
+
+
+def _outcome(ended: Json) -> FetchOutcome | None:
+    """What the fetch container says of itself; one that was killed says nothing."""
+    if not ended:
+        return None
+    try:
+        return FetchOutcome.model_validate_json(str(ended.get("message", ""))[:MAX_OUTCOME])
+    except ValidationError:
+        return None
 
 
 def pod_requests(spec: Json) -> dict[str, int]:

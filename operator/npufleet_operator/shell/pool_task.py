@@ -151,7 +151,10 @@ class PoolTask:
         pods = [pod for pod in self._mirror.pods.values() if self._concerns(pod, owners, pool.spec if pool else None)]
         draining = [pod for pod in pods if pod.owner_uid in owners and pod.drain_started and not pod.terminating and not pod.finished]
         gateways = [pod for pod in self._mirror.pods.values() if self._is_gateway(pod)]
-        traffic, probes = await asyncio.gather(self._gateways.traffic(gateways), self._admin.probe(draining))
+        fetching = [pod for pod in pods if pod.owner_uid in owners and pod.fetching and not pod.terminating]
+        traffic, probes, fetches = await asyncio.gather(
+            self._gateways.traffic(gateways), self._admin.probe(draining), self._admin.fetches(fetching)
+        )
         return Observed(
             pool_name=self.name,
             pool=pool,
@@ -163,6 +166,7 @@ class PoolTask:
             traffic=traffic,
             gateway=self._gateway(),
             config=self._config,
+            fetches=fetches,
             refused=dict(self._applier.refused),
             rivals=tuple(
                 RivalPool(other.name, other.created, other.spec.npus)

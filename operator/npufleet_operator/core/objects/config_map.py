@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 from npufleet_api.contract import ENGINE_SETTINGS_FILE, MONITOR_SETTINGS_FILE, REVISION_LABEL
+from npufleet_api.fetching import FETCH_SETTINGS_FILE
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import MonitorSettings
 from npufleet_operator.core.engine_settings import settings_document
 from npufleet_operator.core.naming import monitor_child, settings_child
 from npufleet_operator.core.objects.common import Manifest, model_metadata
 from npufleet_operator.core.objects.pod import Blueprint
+from npufleet_operator.core.objects.source import fetch_document
 from npufleet_operator.core.observed import ModelView
 
 
@@ -22,7 +24,10 @@ def build_engine_settings(model: ModelView, plan: Blueprint) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
-        "data": {ENGINE_SETTINGS_FILE: _yaml(settings_document(plan.settings))},
+        "data": {
+            ENGINE_SETTINGS_FILE: _yaml(settings_document(plan.settings)),
+            **({FETCH_SETTINGS_FILE: _yaml(fetch_document(plan.fetch))} if plan.fetch else {}),
+        },
     }
 
 

@@ -15,7 +15,6 @@ from npufleet_api.contract import (
     ENGINE_SETTINGS_FILE,
     HEALTH_PATH,
     HOST_IP_ENV,
-    MODEL_DIR,
     MONITOR_CONTAINER,
     MONITOR_DIR,
     MONITOR_PORT,
@@ -31,12 +30,22 @@ from npufleet_api.contract import (
     SLOT_LABEL,
     TERMINATION_MESSAGE_PATH,
 )
+from npufleet_api.fetching import SOURCE_ASKED_ANNOTATION, SOURCE_REVISION_ANNOTATION, FetchSettings
 from npufleet_api.model import AscendModelSpec, ResolvedEngine
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import EngineSettings
 from npufleet_operator.core.engine_settings import engine_settings, resolved, settings_document
 from npufleet_operator.core.naming import REVISION_LENGTH, monitor_child, pod_name, settings_child
 from npufleet_operator.core.objects.common import CONTAINER_SECURITY, POD_SECURITY, Manifest, model_labels, model_metadata, without_none
+from npufleet_operator.core.objects.source import (
+    MountedSource,
+    asked,
+    fetch_container,
+    fetch_document,
+    fetch_settings,
+    model_source,
+    resolved_revision,
+)
 from npufleet_operator.core.observed import ModelView, OperatorConfig
 
 GRACE_MARGIN_SECONDS = 30
@@ -54,28 +63,33 @@ class Blueprint:
     pod_spec: Manifest
     resolved: ResolvedEngine
     """What the model's status shows of `settings`."""
-
-
-def claim_and_path(uri: str) -> tuple[str, str]:
-    """Claim and path within it of a pvc:// URI."""
-    claim, _, path = uri.removeprefix("pvc://").partition("/")
-    return claim, path.strip("/")
+    fetch: FetchSettings | None = None
+    """How the model's files are fetched; None where they are mounted."""
 
 
 def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Blueprint:
     """Settings, pod spec and revision. What the pool may change live (drainSeconds) is not part of the revision."""
     settings = engine_settings(model.namespace, model.name, spec, pool)
+    fetch = fetch_settings(model.namespace, spec, pool)
     pod_spec = _pod_spec(model, spec, pool, config)
     rolled = settings.model_copy(update={"shutdown": settings.shutdown.model_copy(update={"drain_seconds": 0.0})})
-    hashed = json.dumps([pod_spec, settings_document(rolled), model_labels(model)], sort_keys=True, separators=(",", ":"))
+    parts = [pod_spec, settings_document(rolled), model_labels(model), *([fetch_document(fetch)] if fetch else [])]
+    hashed = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     revision = hashlib.sha256(hashed.encode()).hexdigest()[:REVISION_LENGTH]
-    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec, resolved=resolved(settings))
+    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec, resolved=resolved(settings), fetch=fetch)
 
 
 def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> Manifest:
     """The replica in `slot`. It prefers the node where the planner has its place, so that replicas are packed; another one will do."""
     metadata = model_metadata(model, pod_name(model.name, plan.revision, slot))
     metadata["labels"] = {**metadata["labels"], REVISION_LABEL: plan.revision, SLOT_LABEL: str(slot)}
+    resolved = resolved_revision(model)
+    if plan.fetch is not None and model.spec is not None:
+        metadata["annotations"] = {
+            **metadata["annotations"],
+            SOURCE_ASKED_ANNOTATION: asked(model.spec),
+            **({SOURCE_REVISION_ANNOTATION: resolved} if resolved else {}),
+        }
     grace = int(plan.settings.shutdown.accept_seconds + plan.settings.shutdown.drain_seconds) + GRACE_MARGIN_SECONDS
     settings_volume = {"name": "settings", "configMap": {"name": settings_child(model.name, plan.revision)}}
     return {
@@ -98,19 +112,19 @@ def _preference(node: str) -> Manifest:
 
 def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
     template = pool.pod_template
-    claim, sub_path = claim_and_path(spec.model.uri)
+    source = model_source(spec, pool)
     security: Manifest = {**POD_SECURITY}
     if template.supplemental_groups:
         security["supplementalGroups"] = sorted(template.supplemental_groups)
     volumes: list[Manifest] = [
         {"name": "monitor-settings", "configMap": {"name": monitor_child(model.name)}},
-        {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}},
+        *source.volumes,
         *_calibration_volume(spec),
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{template.shm_size_mi}Mi"}},
         *({"name": f"driver-{v.name}", "hostPath": {"path": v.host_path}} for v in template.driver_volumes),
     ]
-    pull_secrets = [*config.image_pull_secrets, *template.image_pull_secrets]
+    pull_secrets = [*config.image_pull_secrets, *template.image_pull_secrets, *source.pull_secrets]
     return without_none(
         {
             "restartPolicy": "Always",
@@ -123,17 +137,16 @@ def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
             "schedulerName": template.scheduler_name,
             "priorityClassName": template.priority_class_name,
             "imagePullSecrets": [{"name": name} for name in dict.fromkeys(pull_secrets)],
-            "initContainers": [_monitor(pool, config)],
-            "containers": [_engine(spec, pool, config, sub_path)],
+            "initContainers": [_monitor(pool, config), *([fetch_container(pool, config)] if source.fetched else [])],
+            "containers": [_engine(spec, pool, config, source)],
             "volumes": volumes,
         }
     )
 
 
-def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, sub_path: str) -> Manifest:
+def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, source: MountedSource) -> Manifest:
     template = pool.pod_template
     npus = {pool.npus.resource_name: str(spec.parallelism.npus)}
-    model_mount = without_none({"name": "model", "mountPath": MODEL_DIR, "readOnly": True, "subPath": sub_path or None})
     return {
         "name": ENGINE_CONTAINER,
         "image": template.images.engine or config.engine_image,
@@ -166,7 +179,7 @@ def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConf
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
-            model_mount,
+            *source.mounts,
             *({"name": v["name"], "mountPath": CALIBRATION_DIR, "readOnly": True} for v in _calibration_volume(spec)),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the container's own emptyDir
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the container's own emptyDir
