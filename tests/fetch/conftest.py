@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from npufleet_fetch.fetch import Places, fetch_model
 from npufleet_fetch.meter import Meter
 from support.hub_server import Hub, serve_hub
 
-Fetch = Callable[..., Awaitable[FetchOutcome]]
+Fetch = Callable[..., Coroutine[Any, Any, FetchOutcome]]
 WEIGHTS = "model.safetensors"
 
 
