@@ -92,7 +92,12 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
             {"npufleet_api", "npufleet_operator", "npufleet_gateway", "npufleet_monitor"},
             ("npufleet-operator", "npufleet-gateway", "npufleet-monitor"),
         ),
-        ("Dockerfile.pod", "pod.txt", {"npufleet_api", "npufleet_pod", "npufleet_kernels"}, ("npufleet-pod",)),
+        (
+            "Dockerfile.pod",
+            "pod.txt",
+            {"npufleet_api", "npufleet_fetch", "npufleet_pod", "npufleet_kernels"},
+            ("npufleet-pod", "npufleet-fetch"),
+        ),
     ],
     ids=DOCKERFILES,
 )
