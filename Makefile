@@ -35,6 +35,10 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/demo.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
+.PHONY: kernels
+kernels: $(STAMP) ## Compile the CPU kernels beside their sources, where pods of the development cluster find them (needs g++)
+	@$(BIN)/python -m npufleet_kernels.build >/dev/null
+
 .PHONY: requirements
 requirements: $(STAMP) ## Compile the pins in requirements/ again, from pyproject.toml
 	$(COMPILE) --upgrade pyproject.toml --extra control --extra pod --extra dev -o requirements/dev.txt
@@ -63,15 +67,15 @@ types: $(STAMP) ## mypy --strict over every package and test
 	$(BIN)/mypy tests crds/generate.py $(wildcard tools/*.py)
 
 .PHONY: check
-check: lint types ## The quick part, for every save: lint, types and the tests that need neither cluster nor minutes
+check: lint types kernels ## The quick part, for every save: lint, types and the tests that need neither cluster nor minutes
 	$(BIN)/pytest -m "not e2e and not slow" $(PYTEST_ARGS)
 
 .PHONY: test
-test: lint types ## Everything: what check does, the slow tests, and the end-to-end tests on a real Kubernetes (root on Linux)
+test: lint types kernels ## Everything: what check does, the slow tests, and the end-to-end tests on a real Kubernetes (root on Linux)
 	$(BIN)/pytest --durations=25 $(PYTEST_ARGS)
 
 .PHONY: demo
-demo: $(STAMP) ## A real Kubernetes on this machine, npufleet on it, and a chat completion through the gateway
+demo: $(STAMP) kernels ## A real Kubernetes on this machine, npufleet on it, and a chat completion through the gateway
 	$(BIN)/python -m demo
 
 .PHONY: demo-down

@@ -27,6 +27,7 @@ from npufleet_kernels import (
     moe_experts,
     moe_experts_int8,
     moe_route,
+    native,
     rms_norm,
     rope,
     silu_mul,
@@ -192,6 +193,8 @@ class Kernels:
     feed_forward: FeedForward
     layer: Layer
     variants: Mapping[str, str]
+    packs_weights: bool = False
+    """Whether the compiled CPU kernels take part: linear layers packed by `native`, all layers in one call by `stack_cpu`."""
 
     def at_level(self, level: int) -> Kernels:
         """The same with composites up to a level: 1 pairs of operators only, 2 half layers, 3 whole layers."""
@@ -242,7 +245,9 @@ PREFERENCE: Mapping[str, Sequence[str]] = {
 def select_kernels(device_type: str, overrides: Mapping[str, str] | None = None) -> Kernels:
     """Choose the best variant of each operation for `device_type` ("cpu" or "npu") and log the choice.
 
-    overrides maps operations to variants that must be used. Raises VariantMissingError for an unknown device, operation or variant.
+    overrides maps operations to variants that must be used; then the compiled CPU kernels, which are several operations at once, are left
+    out. Raises VariantMissingError for an unknown device, operation or variant, BuildError where compiled kernels are wanted and cannot be
+    made.
     """
     overrides = overrides or {}
     if device_type not in PREFERENCE:
@@ -251,8 +256,10 @@ def select_kernels(device_type: str, overrides: Mapping[str, str] | None = None)
     if unknown:
         raise VariantMissingError(f"no operation called {unknown[0]!r}: use one of {', '.join(VARIANTS)}")
     chosen = {operation: _choose(operation, device_type, overrides.get(operation)) for operation in VARIANTS}
-    logger.info("kernels chosen", extra={"device": device_type, "variants": chosen})
-    return Kernels(**{operation: VARIANTS[operation][name] for operation, name in chosen.items()}, variants=chosen)
+    packs = device_type == "cpu" and not overrides and native.available()
+    compiled = native.choose() if packs else "none"
+    logger.info("kernels chosen", extra={"device": device_type, "variants": chosen, "compiled_for": compiled})
+    return Kernels(**{operation: VARIANTS[operation][name] for operation, name in chosen.items()}, variants=chosen, packs_weights=packs)
 
 
 def _choose(operation: str, device_type: str, wanted: str | None) -> str:

@@ -9,3 +9,7 @@ class KernelError(Exception):
 
 class VariantMissingError(KernelError):
     """An operation has no variant for the device, or not the one that was asked for."""
+
+
+class BuildError(KernelError):
+    """The CPU kernels could not be compiled. The message says what is missing, or what the compiler said first."""

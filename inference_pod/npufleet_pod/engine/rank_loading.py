@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from npufleet_kernels.dispatch import select_kernels
+from npufleet_kernels.errors import KernelError
 from npufleet_pod.engine.device import Device
 from npufleet_pod.engine.memory.kv_cache import ZeroCopyKVCache
 from npufleet_pod.engine.memory.kv_parts import PageOrder
 from npufleet_pod.engine.memory.layout import CacheLayout
+from npufleet_pod.errors import DeviceError
 from npufleet_pod.models.checkpoint import open_checkpoint
 from npufleet_pod.models.collective import Collective
 from npufleet_pod.models.config import DecoderConfig
@@ -29,9 +31,13 @@ def load_part(
     rank: int = 0,
 ) -> Decoder:
     """Read the weights of `rank`, of as many as the collective has. precision: the whole model's. Raises ModelError, LoadCancelledError."""
-    kernels = select_kernels(device.torch_device.type)
+    try:
+        kernels = select_kernels(device.torch_device.type)
+    except KernelError as error:
+        raise DeviceError(str(error)) from error
     with open_checkpoint(path, TORCH_DTYPES[precision.dtype], device.torch_device) as checkpoint:
-        return load_decoder(config, checkpoint, kernels, keep_going, shard(config, rank, collective.size), collective, precision)
+        part = shard(config, rank, collective.size)
+        return load_decoder(config, checkpoint, kernels, keep_going, part, collective, precision, packed=True)
 
 
 def take_cache(decoder: Decoder, layout: CacheLayout, device: Device) -> ZeroCopyKVCache:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from npufleet_kernels.head_groups import HeadGroup
+from npufleet_kernels.paged import PagedStep
 from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
 
 
@@ -18,8 +20,22 @@ class StepCache:
         self._cache = cache
         self._places = places
         self._slots = slots
+        scattered = [place for place in places if not isinstance(place, slice)]
+        self._scattered = torch.cat(scattered) if scattered else slots[:0]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> list[HeadGroup]:
         """Store the step's new keys and values of one layer, each (T, K, D); return every sequence's."""
         self._cache.write(layer, self._slots, keys, values)
         return self._cache.groups(layer, self._places)
+
+    def paged(self) -> PagedStep:
+        """Where everything lies, for kernels that read and write the cache themselves."""
+        tensors, groups = self._cache.stored
+        return PagedStep(
+            tensors=tensors,
+            groups=groups,
+            new_slots=self._slots,
+            lengths=[place.stop - place.start if isinstance(place, slice) else len(place) for place in self._places],
+            first_slots=[place.start if isinstance(place, slice) else -1 for place in self._places],
+            scattered=self._scattered,
+        )

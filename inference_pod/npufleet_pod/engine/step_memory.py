@@ -66,7 +66,7 @@ def measure_step_memory(
     """
     decoder = decoder.alone()
     with torch.inference_mode():
-        forward, beside_forward = _line(device, TOKENS, lambda tokens: _forward(decoder, cache, device, tokens))
+        forward, beside_forward = _line(device, TOKENS, lambda tokens: _forward(decoder, cache, device, tokens, fusion.level))
         sampling, beside_sampling = _line(device, SEQUENCES, lambda sequences: _sample(decoder, device, sequences))
         attention = max(_attention_bytes(decoder, device, fusion, strategy, max_tokens, max_length) for strategy in AttentionStrategy)
     return StepMemory(
@@ -82,12 +82,12 @@ def _line(device: Device, numbers: tuple[int, int], work: Callable[[int], object
     return LinearBytes.through((small, less.allocated_bytes), (large, more.allocated_bytes)), more.beside_bytes
 
 
-def _forward(decoder: Decoder, cache: ZeroCopyKVCache, device: Device, tokens: int) -> Tensor:
+def _forward(decoder: Decoder, cache: ZeroCopyKVCache, device: Device, tokens: int, level: int) -> Tensor:
     place = device.torch_device
     positions = torch.arange(tokens, device=place)
     step = StepCache(cache, [slice(0, tokens)], positions)
     lengths = torch.full_like(positions, tokens)
-    return decoder.forward(torch.zeros_like(positions), positions, [tokens], step, lengths, uniform_plan(1))
+    return decoder.forward(torch.zeros_like(positions), positions, [tokens], step, lengths, uniform_plan(1, level=level))
 
 
 def _sample(decoder: Decoder, device: Device, sequences: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,11 +12,14 @@ from torch import Tensor
 from npufleet_kernels.dispatch import Kernels
 from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import Attention, AttentionPart, LayerStep
+from npufleet_kernels.paged import PagedStep
+from npufleet_kernels.stack_cpu import CpuStack
 from npufleet_pod.models.checkpoint import TensorSource
 from npufleet_pod.models.collective import Alone, Collective
 from npufleet_pod.models.config import DecoderConfig
 from npufleet_pod.models.dtypes import TORCH_DTYPES, dtype_of
 from npufleet_pod.models.fusion_plan import AttentionStrategy, FusionPlan, uniform_plan
+from npufleet_pod.models.packing import pack_head, pack_layer, stack_of
 from npufleet_pod.models.precision import PrecisionPlan, uniform_precision
 from npufleet_pod.models.rope import RotaryEmbedding
 from npufleet_pod.models.sharding import Shard, shard
@@ -39,10 +42,21 @@ class BatchCache(Protocol):
         ...
 
 
+@runtime_checkable
+class PagedCache(Protocol):
+    """A cache of the batch that kernels may read and write themselves."""
+
+    def paged(self) -> PagedStep:
+        """Where everything lies."""
+        ...
+
+
 OneCache = TypeVar("OneCache", bound=SequenceCache)
 
 ALONE = Alone()
 FUSION_LEVELS = (1, 2, 3)
+STACK_LEVEL = 2
+"""From this level on all layers are one operation, where there is one: half layers and whole ones would only be called more often."""
 
 
 class Decoder:
@@ -59,8 +73,9 @@ class Decoder:
         part: Shard,
         ranks: Collective,
         precision: PrecisionPlan,
+        stack: CpuStack | None = None,
     ) -> None:
-        """precision: of `part`."""
+        """precision: of `part`. stack: all layers as one operation, for steps whose cache is paged."""
         self.config = config
         self.part = part
         self.precision = precision
@@ -76,6 +91,7 @@ class Decoder:
             AttentionStrategy.BLOCKED: kernels.attention_blocked,
         }
         self._kernels = kernels
+        self._stack = stack
         self._rotary = RotaryEmbedding(config, self.device)
 
     def forward(
@@ -94,6 +110,9 @@ class Decoder:
         plan: how to compute it, which changes no more than rounding; None: operators in pairs and attention in blocks.
         """
         plan = plan or uniform_plan(len(query_lengths))
+        if self._stack is not None and plan.level >= STACK_LEVEL and isinstance(caches, PagedCache):
+            rotation = self._rotary.rotation(positions, torch.float32, rope_lengths)
+            return self._stack.forward(self._embed(token_ids), rotation, query_lengths, caches.paged())
         kernels = self._levels[plan.level]
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
         hidden = self._embed(token_ids)
@@ -107,7 +126,9 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: hidden (N, hidden) to (N, vocabulary), float32; on ranks other than 0 those of their own rows of it."""
         head, compute = self._weights.head, TORCH_DTYPES[self.precision.output.compute]
-        if head.scale is None and compute is torch.float32:
+        if head.packed is not None:
+            own = head.packed(hidden, torch.float32)
+        elif head.scale is None and compute is torch.float32:
             own = self._kernels.linear_float32(hidden, head.weight)
         else:
             own = self._project(hidden.to(compute), head)
@@ -129,7 +150,12 @@ class Decoder:
 
     def alone(self) -> Decoder:
         """The same part of the model without its other ranks: it does the same work, and gives a share of the result."""
-        return Decoder(self.config, self._weights, self._kernels, self.part, ALONE, self.precision)
+        return Decoder(self.config, self._weights, self._kernels, self.part, ALONE, self.precision, self._stack)
+
+    @property
+    def stack(self) -> CpuStack | None:
+        """All layers as one operation, where there is one."""
+        return self._stack
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """(T, hidden): each rank looks up the tokens whose rows it holds."""
@@ -158,6 +184,9 @@ class Decoder:
         )
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
+        if projection.packed is not None:
+            computed = x.dtype if projection.scale is not None else projection.weight.dtype
+            return projection.packed(x.to(computed), projection.result or computed)
         if projection.scale is not None:
             output = self._kernels.linear_int8(x, projection.weight, projection.scale, projection.bias)
         else:
@@ -192,14 +221,21 @@ def load_decoder(
     part: Shard | None = None,
     ranks: Collective = ALONE,
     precision: PrecisionPlan | None = None,
+    packed: bool = False,
 ) -> Decoder:
     """Read all weights, or those of `part`, whose rank computes with the others through `ranks`, in the types of `precision`.
 
-    precision: of the whole model; None: everything in the source's type.
+    precision: of the whole model; None: everything in the source's type. packed: put the weights into the form that the kernels read
+    fastest, if they have one, in which nothing else can read them.
 
     Raises ModelError; LoadCancelledError once `keep_going` answers False, which is asked before each layer.
     """
     own = part or shard(config)
     whole = precision or uniform_precision(dtype_of(source.dtype), config)
     types = whole.for_heads(range(own.kv_heads.start, own.kv_heads.stop))
-    return Decoder(config, load_weights(config, source, keep_going, own, types), kernels, own, ranks, types)
+    if not (packed and kernels.packs_weights):
+        return Decoder(config, load_weights(config, source, keep_going, own, types), kernels, own, ranks, types)
+    weights = pack_head(load_weights(config, source, keep_going, own, types, pack_layer))
+    # Between a layer's halves ranks exchange, which one call of all layers cannot.
+    stack = stack_of(config, weights, own, types) if ranks.size == 1 else None
+    return Decoder(config, weights, kernels, own, ranks, types, stack)

@@ -11,6 +11,7 @@ from torch import Tensor
 from npufleet_api.model import Dtype
 from npufleet_api.precision import WeightDtype
 from npufleet_kernels import int8
+from npufleet_kernels.native import PackedLinear
 from npufleet_pod.errors import LoadCancelledError
 from npufleet_pod.models.architectures import TensorNames
 from npufleet_pod.models.checkpoint import TensorSource
@@ -25,13 +26,15 @@ class Projection:
     """A linear layer: weight (out, in), and bias (out,) or None.
 
     scale: (out,) float32, where the weight is INT8. A stack of layers has one more dimension, the first, in each. result: the type that
-    outputs are to have where they leave a role that is computed in another one; None: that of the computation.
+    outputs are to have where they leave a role that is computed in another one; None: that of the computation. packed: the same layer as
+    the device's kernels read it, in whose place `weight` has no rows.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     scale: Tensor | None = None
     result: torch.dtype | None = None
+    packed: PackedLinear | None = None
 
     def rows(self, order: Tensor) -> Projection:
         """With its outputs in another order."""
@@ -86,9 +89,16 @@ class DecoderWeights:
 
 
 def load_weights(
-    config: DecoderConfig, source: TensorSource, keep_going: Callable[[], bool], part: Shard, plan: PrecisionPlan
+    config: DecoderConfig,
+    source: TensorSource,
+    keep_going: Callable[[], bool],
+    part: Shard,
+    plan: PrecisionPlan,
+    finish: Callable[[LayerWeights], LayerWeights] = lambda layer: layer,
 ) -> DecoderWeights:
     """Read `part` of all weights in the types of its `plan`, rounding or quantising each projection as it comes.
+
+    finish: what is done with each layer before the next is read.
 
     Raises ModelError; LoadCancelledError once `keep_going` answers False, asked before each layer.
     """
@@ -98,7 +108,7 @@ def load_weights(
     for index in range(config.layers):
         if not keep_going():
             raise LoadCancelledError("loading was given up since the process ends")
-        layers.append(_Layer(config, part, names, source, index, plan).load())
+        layers.append(finish(_Layer(config, part, names, source, index, plan).load()))
     norm = _read(source, f"{names.norm}.weight", TORCH_DTYPES[plan.dtype], _whole(config.hidden_size))
     return DecoderWeights(embedding=embedding, layers=tuple(layers), norm=norm, head=head)
 

@@ -102,6 +102,8 @@ class ZeroCopyKVCache:
         self._write, self._write_int8 = write, write_int8
         self._layers = [self._groups_of(layer) for layer in range(layers)]
         self._host: list[Tensor] | None = None
+        self.stored = self._stored()
+        """Tensors of all layers' groups and how many groups each layer has, as `paged.PagedStep` wants them."""
 
     @property
     def page_bytes(self) -> int:
@@ -220,6 +222,12 @@ class ZeroCopyKVCache:
             sides = zip(own[PartKind.INT8], own[PartKind.SCALE], strict=True)
             groups.append(_Group(*(_Rows(side, scales, self.order) for side, scales in sides)))
         return groups
+
+    def _stored(self) -> tuple[list[Tensor | None], list[int]]:
+        tensors: list[Tensor | None] = []
+        for group in (group for layer in self._layers for group in layer):
+            tensors += [group.keys.rows, group.values.rows, group.keys.scales, group.values.scales]
+        return tensors, [len(layer) for layer in self._layers]
 
     def _host_parts(self) -> list[Tensor]:
         if self._host is None:
