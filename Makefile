@@ -41,9 +41,9 @@ kernels: $(STAMP) ## Compile the CPU kernels beside their sources, where pods of
 
 .PHONY: requirements
 requirements: $(STAMP) ## Compile the pins in requirements/ again, from pyproject.toml
-	$(COMPILE) --upgrade pyproject.toml --extra control --extra pod --extra dev -o requirements/dev.txt
+	$(COMPILE) --upgrade pyproject.toml --extra control --extra pod --extra tracing --extra dev -o requirements/dev.txt
 	$(COMPILE) --constraint requirements/dev.txt pyproject.toml --extra control -o requirements/control.txt
-	$(COMPILE) --constraint requirements/dev.txt pyproject.toml --extra pod -o requirements/pod.txt
+	$(COMPILE) --constraint requirements/dev.txt pyproject.toml --extra pod --extra tracing -o requirements/pod.txt
 
 .PHONY: crds
 crds: $(STAMP) ## Write the CRD YAML, and the chart's copy, from the models in crds/npufleet_api

@@ -73,6 +73,8 @@ CLASS_HEADER = "x-npufleet-class"
 """Workload class that a request claims."""
 DEADLINE_HEADER = "x-npufleet-deadline-ms"
 """How long a request would wait for a slot, in milliseconds."""
+TIMEOUT_HEADER = "x-npufleet-timeout-ms"
+"""How long a request may take in all at its replica, in milliseconds; then it is given up."""
 DRAINING_HEADER = "x-npufleet-draining"
 """Set on the 503 by which a draining engine refuses new work: nothing was done, send it elsewhere."""
 

@@ -79,6 +79,14 @@ class SchedulingPolicy(StrEnum):
     THROUGHPUT_OPTIMISED = "ThroughputOptimised"
 
 
+class ToolCallFormat(StrEnum):
+    """How a model writes calls of tools; Auto goes by its chat template."""
+
+    AUTO = "Auto"
+    HERMES = "Hermes"
+    LLAMA = "Llama"
+
+
 class Rollout(StrEnum):
     """How a new revision replaces the old one."""
 
@@ -231,6 +239,9 @@ class EngineOverrides(ApiModel):
         default=None,
         ge=1,
         le=3,
+    )
+    tool_format: ToolCallFormat | None = spec_field(
+        "How the model writes calls of tools: Hermes (Qwen too) or Llama; Auto goes by its chat template.", Change.ROLLS, default=None
     )
     prefix_cache: bool | None = spec_field("Whether KV of equal beginnings of prompts is kept and shared.", Change.ROLLS, default=None)
     host_cache_mi: int | None = spec_field(

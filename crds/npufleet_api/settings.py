@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
 from npufleet_api.contract import KV_CACHE_DIR
-from npufleet_api.model import BlockSize, Dtype, EngineProfile, Preemption, SchedulingPolicy
+from npufleet_api.model import BlockSize, Dtype, EngineProfile, Preemption, SchedulingPolicy, ToolCallFormat
 from npufleet_api.pool import AlertThresholds, Device
 from npufleet_api.precision import KvCacheDtype, WeightDtype
 
@@ -54,14 +53,6 @@ class PrecisionSettings(SettingsModel):
     layers: list[LayerPrecisionSettings] = Field(default=[], max_length=64, description="Of several that name a layer, the last counts.")
 
 
-class ToolCallFormat(StrEnum):
-    """How a model writes calls of tools; Auto goes by its chat template."""
-
-    AUTO = "Auto"
-    HERMES = "Hermes"
-    LLAMA = "Llama"
-
-
 class EngineSettings(SettingsModel):
     """`engine.yaml`: everything that the engine container needs to know."""
 
@@ -95,6 +86,7 @@ class EngineSettings(SettingsModel):
     rank_timeout_seconds: float = Field(default=60, ge=1, le=3600, description="A rank without progress for so long ends the replica.")
     cpu_threads: int | None = Field(default=None, ge=1, le=1024, description="Compute threads; unset is the container's CPU limit.")
     tool_format: ToolCallFormat = ToolCallFormat.AUTO
+    heartbeat_seconds: float = Field(default=15, ge=0.05, le=600, description="A stream that is silent for so long gets a comment.")
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     shutdown: ShutdownSettings = ShutdownSettings()
 

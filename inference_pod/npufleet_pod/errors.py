@@ -116,6 +116,10 @@ class HandedBackError(GenerationError):
     """A request that waited on a draining replica was not begun. Nothing was done: it can be sent elsewhere."""
 
 
+class DeadlineError(RequestError):
+    """The time that the client gave the request is over."""
+
+
 class DrainDeadlineError(GenerationError):
     """A generation was ended since the replica's drain ran out of time."""
 

@@ -42,17 +42,31 @@ def main() -> None:
 @click.option("--admin-port", type=click.IntRange(0, 65535), default=ADMIN_PORT, show_default=True, help="Admin port; 0 takes a free one.")
 @_log_level_option
 @click.option(
+    "--api-keys",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of a mounted Secret with a file for each API key; without it nobody is asked for one.",
+)
+@click.option(
     "--termination-log",
     type=click.Path(path_type=Path),
     default=Path(TERMINATION_MESSAGE_PATH),
     show_default=True,
     help="File that gets the reason of a failed start, if it exists.",
 )
-def serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, termination_log: Path) -> None:
+def serve(
+    settings_path: Path,
+    host: str | None,
+    port: int,
+    admin_port: int,
+    log_level: str,
+    api_keys: Path | None,
+    termination_log: Path,
+) -> None:
     """Serve the model of the settings file until SIGTERM."""
     started = time.monotonic()
     try:
-        _serve(settings_path, host, port, admin_port, log_level, started)
+        _serve(settings_path, host, port, admin_port, log_level, api_keys, started)
     except StartError as error:
         _give_up(one_line(str(error)), error.exit_code, termination_log)
     except RankError as error:
@@ -103,9 +117,12 @@ def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bo
     click.echo(f"written: {output}", err=True)
 
 
-def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, started: float) -> None:
+def _serve(
+    settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, keys_folder: Path | None, started: float
+) -> None:
     from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.model_hold import hold_model
+    from npufleet_pod.server.api_keys import ApiKeys
     from npufleet_pod.server.chat_template import load_chat_template
     from npufleet_pod.server.logs import configure_logging
     from npufleet_pod.server.process import Sockets, bind, serve
@@ -118,7 +135,10 @@ def _serve(settings_path: Path, host: str | None, port: int, admin_port: int, lo
         stack.enter_context(hold_model(Path(settings.model_path)))
         files = inspect_model(settings)
         template = load_chat_template(files.path)
-        asyncio.run(serve(settings, files, template, sockets, started))
+        api_keys = None if keys_folder is None else ApiKeys(keys_folder)
+        if api_keys is not None:
+            api_keys.read()
+        asyncio.run(serve(settings, files, template, sockets, started, api_keys))
 
 
 def _give_up(message: str, exit_code: int, termination_log: Path) -> None:

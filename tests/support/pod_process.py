@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,10 @@ class PodProcess:
 
 
 @contextlib.contextmanager
-def start_pod(model: Path, folder: Path, *, environment: dict[str, str] | None = None, **settings: Any) -> Iterator[PodProcess]:
-    """Run a server of `model` with further engine settings (snake_case); killed at the end if it still runs."""
+def start_pod(
+    model: Path, folder: Path, *, environment: dict[str, str] | None = None, arguments: Sequence[str] = (), **settings: Any
+) -> Iterator[PodProcess]:
+    """Run a server of `model` with further engine settings (snake_case) and arguments; killed at the end if it still runs."""
     document = {
         "model_path": str(model),
         "served_name": "tiny",
@@ -117,6 +119,7 @@ def start_pod(model: Path, folder: Path, *, environment: dict[str, str] | None =
     command = [
         *(sys.executable, "-m", "npufleet_pod.main", "serve", "--settings", str(path)),
         *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--termination-log", str(folder / "termination-log")),
+        *arguments,
     ]
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env={**os.environ, "POD_NAME": "pod-0", **(environment or {})})

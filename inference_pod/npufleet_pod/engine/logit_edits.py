@@ -59,6 +59,25 @@ class SeenTokens:
         self._counts[slot] += 1
 
 
+class BadWords:
+    """Sequences of tokens that may not be generated, as one answer goes on."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        """words: token ids, at least one each."""
+        self._words = words
+        self._kept = max(map(len, words), default=1) - 1
+        self._last: tuple[int, ...] = ()
+
+    def add(self, token_id: int) -> None:
+        """Note a generated token."""
+        self._last = (*self._last, token_id)[-self._kept :] if self._kept else ()
+
+    def endings(self) -> NDArray[np.int64]:
+        """(n,) tokens that would complete one of the sequences now."""
+        ends = {word[-1] for word in self._words if len(word) == 1 or self._last[-(len(word) - 1) :] == word[:-1]}
+        return np.array(sorted(ends), dtype=np.int64)
+
+
 def penalties_of(params: SamplingParams) -> Penalties | None:
     """The penalties of a request; None if they change nothing."""
     penalties = Penalties(params.frequency_penalty, params.presence_penalty, params.repetition_penalty)

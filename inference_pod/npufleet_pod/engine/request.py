@@ -30,6 +30,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     """What is added to the logit of a token id."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these may be chosen; None: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that may not be generated; none is empty."""
 
     @property
     def greedy(self) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from npufleet_pod.engine.drawing import draw, uniforms
-from npufleet_pod.engine.logit_edits import Penalties, SeenTokens, add_biases, allow_only, forbid, penalise, penalties_of
+from npufleet_pod.engine.logit_edits import BadWords, Penalties, SeenTokens, add_biases, allow_only, forbid, penalise, penalties_of
 from npufleet_pod.engine.logprobs import PromptScores, token_logprobs
 from npufleet_pod.engine.pooling import PooledPrompt
 from npufleet_pod.engine.request import GenerationRequest, SampledToken, SamplingParams, Thoughts
@@ -40,6 +40,9 @@ class _Sequence:
     thinks: bool = False
     """Whether the grammar waits for the end of the thoughts; the answer cannot end before."""
     error: GrammarError | None = None
+    allowed: NDArray[np.bool_] | None = None
+    """(vocabulary,): what the request lets come; None: all."""
+    bad_words: BadWords | None = None
     drawn: int = 0
 
     @property
@@ -79,6 +82,8 @@ class Sampler:
             grammar=None if request.grammar is None else request.grammar.start(),
             thoughts=request.thoughts,
             thinks=request.thoughts is not None and request.thoughts.begun,
+            allowed=None if params.allowed_token_ids is None else _mask(params.allowed_token_ids, self._vocabulary),
+            bad_words=BadWords(params.bad_words) if params.bad_words else None,
         )
 
     def remove(self, request_id: str) -> None:
@@ -123,15 +128,26 @@ class Sampler:
             sequence.drawn += 1
             if sequence.penalties is not None:
                 sequence.seen.add(token_id)
+            if sequence.bad_words is not None:
+                sequence.bad_words.add(token_id)
         return sampled
 
     def _edit(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
-        """Apply what changes which token is likeliest, in vLLM's order: bias, min_tokens, penalties; last, what a grammar allows."""
+        """Apply what changes which token is likeliest, in vLLM's order: bias, min_tokens, penalties, bad words; last, what may come."""
         rows = list(enumerate(sequences))
         add_biases(logits, {row: one.bias for row, one in rows if one.bias is not None})
         forbid(logits, {row: one.end_tokens for row, one in rows if (one.drawn < one.min_tokens or one.thinks) and one.end_tokens.size})
         penalise(logits, {row: (one.penalties, one.seen) for row, one in rows if one.penalties is not None and one.seen.ids.size})
+        forbid(logits, {row: ends for row, one in rows if one.bad_words is not None and (ends := one.bad_words.endings()).size})
+        allow_only(logits, {row: one.allowed for row, one in rows if one.allowed is not None})
         allow_only(logits, {row: mask for row, one in rows if one.constrained and (mask := _allowed(one)) is not None})
+
+
+def _mask(token_ids: Sequence[int], vocabulary: int) -> NDArray[np.bool_]:
+    """(vocabulary,): true for the tokens named."""
+    mask = np.zeros(vocabulary, dtype=np.bool_)
+    mask[[token_id for token_id in token_ids if token_id < vocabulary]] = True
+    return mask
 
 
 def _allowed(sequence: _Sequence) -> NDArray[np.bool_] | None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from npufleet_api.contract import TIMEOUT_HEADER
 from npufleet_pod.engine.generation import Generation
 from npufleet_pod.engine.request import GenerationRequest, TokenOutput
-from npufleet_pod.errors import RequestError
+from npufleet_pod.errors import DeadlineError, RequestError
 from npufleet_pod.server.delta import Delta
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.errors import INTERNAL_ERROR, answer_for
+from npufleet_pod.server.extras import AnswerExtras
 from npufleet_pod.server.logprobs import ScoredToken
 from npufleet_pod.server.message import MessageFormat
+from npufleet_pod.server.middleware import TRACE_STATE
 from npufleet_pod.server.progress import Piece, Progress
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import Choice, Ending, Usage, Wording
@@ -32,6 +37,10 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": waiting\n\n"
+"""A comment, which clients skip: it keeps proxies from taking a silent stream for dead."""
+LAST_EVENT_SECONDS = 5
+"""Time in which a client takes the event that tells why its stream ended early."""
 INLINE_SCORED_TOKENS = 1024
 """Log probabilities of more tokens are written out on a thread, so that other clients' tokens are not held up."""
 
@@ -52,12 +61,19 @@ class AnswerPlan:
     """Whether the answers end with the echo."""
     message: MessageFormat | None = None
     """How a chat's answers are read; None: they are text."""
+    token_ids: bool = False
+    """Whether token ids of prompt and answer are told."""
+    prompt_logprobs: int | None = None
+    """How many alternatives each token of the prompt is told with; None: its scores are not told."""
+    deadline: float | None = None
+    """When the client no longer waits, in the event loop's time."""
 
 
 class GenerationResponse(Response):
     """Admits, submits and answers in one go, so that a request is either refused before anything was done or counted to its last byte.
 
-    Headers are sent with the first token: until then a failure is still a status of its own, and a gateway may try elsewhere.
+    Headers are sent with the first token: until then a failure is still a status of its own, and a gateway may try elsewhere. Only a stream
+    that would be silent for too long begins earlier, with a comment.
     """
 
     def __init__(self, serving: Serving, plan: AnswerPlan) -> None:
@@ -65,18 +81,43 @@ class GenerationResponse(Response):
         self._serving = serving
         self._plan = plan
         self._progress = Progress(plan.requests, plan.echoes, plan.prompt_only, plan.message)
+        self._extras = AnswerExtras(plan.requests, plan.wording, plan.token_ids, plan.prompt_logprobs)
         self._worded: set[int] = set()
         """Choices of which a chunk was sent."""
+        self._begun = False
+        """Whether headers were sent, or are being sent."""
+        self._first_token_at: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; whatever is left of the generation is cancelled when the client leaves."""
+        started = time.monotonic()
         try:
-            with self._serving.lifecycle.admit(), self._serving.engine.submit(self._plan.requests) as generation:
-                answer = self._stream(generation, send) if self._plan.stream else self._whole(generation, scope, receive, send)
-                if not await run_until_disconnect(receive, answer):
-                    logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
+            async with within(self._plan.deadline):
+                with self._serving.lifecycle.admit(), self._serving.engine.submit(self._plan.requests) as generation:
+                    answer = self._stream(generation, send) if self._plan.stream else self._whole(generation, scope, receive, send)
+                    if not await run_until_disconnect(receive, answer):
+                        logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
         except RequestError as error:
-            await answer_for(error).response()(scope, receive, send)
+            if self._begun:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_EVENT_SECONDS):
+                        await _send_last(send, answer_for(error).body())
+            else:
+                await answer_for(error).response()(scope, receive, send)
+        finally:
+            scope.setdefault("state", {})[TRACE_STATE] = self._trace(started)
+
+    def _trace(self, started: float) -> dict[str, Any]:
+        """What a span tells of the generation. started: time.monotonic() of its begin."""
+        told: dict[str, Any] = {
+            "gen_ai.usage.prompt_tokens": self._plan.prompt_tokens,
+            "gen_ai.usage.completion_tokens": self._progress.tokens,
+            "gen_ai.request.n": len(self._plan.requests),
+            "gen_ai.request.max_tokens": self._plan.requests[0].stop.max_tokens,
+        }
+        if self._first_token_at is not None:
+            told["gen_ai.latency.time_to_first_token"] = self._first_token_at - started
+        return told
 
     async def _whole(self, generation: Generation, scope: Scope, receive: Receive, send: Send) -> None:
         plan, progress = self._plan, self._progress
@@ -87,6 +128,8 @@ class GenerationResponse(Response):
         while not generation.finished:
             index, output = await generation.next()
             piece = progress.take(index, output)
+            self._first_token_at = self._first_token_at or time.monotonic()
+            self._extras.take(index, output)
             deltas[index].append(piece.delta)
             tokens[index] += piece.scored
             if piece.ending is not None:
@@ -95,22 +138,26 @@ class GenerationResponse(Response):
         usage = Usage(plan.prompt_tokens, progress.tokens)
 
         def word() -> Response:
-            return JSONResponse(plan.wording.whole(choices, usage))
+            return JSONResponse(self._extras.added_to(plan.wording.whole(choices, usage)))
 
         many = sum(map(len, tokens)) > INLINE_SCORED_TOKENS
         answer = await asyncio.to_thread(word) if many else word()
+        self._begun = True
         await answer(scope, receive, send)
 
     async def _stream(self, generation: Generation, send: Send) -> None:
-        events = await self._events(*await generation.next())
+        first = await self._next(generation)
+        self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         try:
+            events = HEARTBEAT if first is None else await self._events(*first)
             while True:
                 if events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
                 if generation.finished:
                     break
-                events = await self._events(*await generation.next())
+                output = await self._next(generation)
+                events = HEARTBEAT if output is None else await self._events(*output)
             last = b""
             if self._plan.include_usage:
                 last = self._event(self._plan.wording.usage_chunk(), self._usage())
@@ -121,9 +168,19 @@ class GenerationResponse(Response):
             logger.exception("stream failed")
             await _send_last(send, INTERNAL_ERROR.body())
 
+    async def _next(self, generation: Generation) -> tuple[int, TokenOutput] | None:
+        """The next token of any choice; None: there was none for the time of a heartbeat."""
+        try:
+            async with asyncio.timeout(self._serving.settings.heartbeat_seconds):
+                return await generation.next()
+        except TimeoutError:
+            return None
+
     async def _events(self, index: int, output: TokenOutput) -> bytes:
         """The events that one token makes: none while its text is held back."""
         piece = self._progress.take(index, output)
+        self._first_token_at = self._first_token_at or time.monotonic()
+        self._extras.take(index, output)
         if len(piece.scored) > INLINE_SCORED_TOKENS:
             return await asyncio.to_thread(self._word, index, piece)
         return self._word(index, piece)
@@ -144,10 +201,20 @@ class GenerationResponse(Response):
             chunk["usage"] = usage.as_dict()
         elif self._plan.include_usage:
             chunk["usage"] = None
-        return _sse(chunk)
+        return _sse(self._extras.added_to_chunk(chunk))
 
     def _usage(self) -> Usage:
         return Usage(self._plan.prompt_tokens, self._progress.tokens)
+
+
+@contextlib.asynccontextmanager
+async def within(deadline: float | None) -> AsyncIterator[None]:
+    """Raise DeadlineError, wherever what is inside stands, once the event loop's time is `deadline`; None: never."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError(f"the request took longer than its {TIMEOUT_HEADER} allows: give it more time", TIMEOUT_HEADER) from error
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

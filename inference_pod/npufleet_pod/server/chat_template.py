@@ -75,6 +75,25 @@ class ChatTemplate:
             raise InvalidRequestError(f"the model's chat template fails on these messages: {reason}", "messages") from error
 
 
+def open_end(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The prompt up to the end of its last message, so that an answer goes on with it. Raises InvalidRequestError.
+
+    As transformers does (`apply_chat_template(continue_final_message=True)`).
+    """
+    last = str(messages[-1].get("content") or "").strip()
+    place = text.rfind(last) if last else -1
+    if place < 0:
+        raise InvalidRequestError(
+            "continue_final_message: the prompt does not hold the last message as it is: send text that the chat template does not change",
+            "continue_final_message",
+        )
+    whole = str(messages[-1]["content"])
+    end = place + len(last)
+    # What follows the last letter belongs to the message, unless the template strips it.
+    tail = whole[whole.rfind(last) + len(last) :]
+    return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]
+
+
 def load_chat_template(model_dir: Path) -> ChatTemplate:
     """Read chat_template.jinja, or else tokenizer_config.json, of `model_dir`. Raises ModelError."""
     config_path = model_dir / TOKENIZER_CONFIG_FILE

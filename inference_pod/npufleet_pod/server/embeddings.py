@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from npufleet_pod.engine.request import GenerationRequest, SamplingParams, StopParams
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError, RequestError
-from npufleet_pod.server.answer import run_until_disconnect
+from npufleet_pod.server.answer import run_until_disconnect, within
 from npufleet_pod.server.errors import answer_for
 from npufleet_pod.server.generate import checked_ids, encode
 from npufleet_pod.server.protocol import EmbeddingBody
@@ -86,18 +86,24 @@ async def _tokens(serving: Serving, body: EmbeddingBody, given: str | list[int])
 class EmbeddingResponse(Response):
     """Computes as many inputs at a time as the engine runs, so that one request does not fill the queue."""
 
-    def __init__(self, serving: Serving, plan: EmbeddingPlan) -> None:
+    def __init__(self, serving: Serving, plan: EmbeddingPlan, deadline: float | None = None) -> None:
+        """deadline: when the client no longer waits, in the event loop's time."""
         super().__init__()
         self._serving = serving
         self._plan = plan
+        self._deadline = deadline
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; what is left is given up when the client leaves."""
         try:
-            with self._serving.lifecycle.admit():
-                if not await run_until_disconnect(receive, self._answer(scope, receive, send)):
-                    logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
+            async with within(self._deadline):
+                with self._serving.lifecycle.admit():
+                    if not await run_until_disconnect(receive, self._answer(scope, receive, send)):
+                        logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
         except RequestError as error:
+            if self._begun:
+                return
             await answer_for(error).response()(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,6 +114,7 @@ class EmbeddingResponse(Response):
             vectors += await self._compute(requests[start : start + at_once])
         many = len(vectors) > LONG_ANSWER_INPUTS
         answer = await asyncio.to_thread(self._word, vectors) if many else self._word(vectors)
+        self._begun = True
         await answer(scope, receive, send)
 
     async def _compute(self, requests: Sequence[GenerationRequest]) -> list[bytes]:

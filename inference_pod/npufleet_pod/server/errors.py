@@ -11,6 +11,7 @@ from npufleet_api.contract import DRAINING_HEADER
 from npufleet_pod.errors import (
     BodyTooLargeError,
     ContextLengthError,
+    DeadlineError,
     DrainDeadlineError,
     GenerationError,
     GrammarError,
@@ -54,6 +55,7 @@ _KINDS: tuple[tuple[type[RequestError], int, str, str | None], ...] = (
     (NotReadyError, 503, "service_unavailable_error", "not_ready"),
     (HandedBackError, 503, "service_unavailable_error", "draining"),
     (DrainDeadlineError, 503, "service_unavailable_error", "drain_deadline"),
+    (DeadlineError, 504, "timeout_error", "deadline_exceeded"),
     (GrammarError, 400, "invalid_request_error", "grammar_error"),
     (GenerationError, 500, "server_error", "engine_error"),
 )

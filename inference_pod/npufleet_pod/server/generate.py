@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npufleet_pod.engine.request import GenerationRequest
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError
 from npufleet_pod.server.answer import AnswerPlan
+from npufleet_pod.server.chat_template import open_end
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.infill import infill_tokens
+from npufleet_pod.server.logprobs import Speller
 from npufleet_pod.server.message import MessageFormat
 from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
+from npufleet_pod.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from npufleet_pod.engine.grammar import Grammar
@@ -31,8 +35,9 @@ async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
     """What `POST /v1/completions` asks for. Raises RequestError."""
     _check(serving, body)
     given = body.prompts()
-    prompts = [await _prompt_ids(serving, prompt, body.suffix) for prompt in given]
-    wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
+    prompts = [await _prompt_ids(serving, prompt, body.suffix, body.add_special_tokens) for prompt in given]
+    speller = Speller(serving.files.tokenizer, bool(body.return_tokens_as_token_ids))
+    wording = CompletionWording(f"cmpl-{uuid.uuid4().hex}", int(time.time()), body.model, speller)
     source = body.grammar_source()
     grammar = None if source is None else await serving.grammars.compile(source)
     plan = _plan(serving, body, prompts, body.max_tokens, DEFAULT_COMPLETION_TOKENS, wording, wording.answer_id, grammar)
@@ -42,7 +47,7 @@ async def plan_completion(serving: Serving, body: CompletionBody) -> AnswerPlan:
     echoes = [await _echo(serving, prompt, body.skip_special_tokens, scored) for prompt in given]
     return replace(
         plan,
-        requests=tuple(replace(request, prompt_logprobs=body.logprobs) for request in plan.requests),
+        requests=tuple(replace(request, prompt_logprobs=_larger(body.logprobs, body.prompt_logprobs)) for request in plan.requests),
         echoes=tuple(echo for echo in echoes for _ in range(body.n or 1)),
         prompt_only=body.max_tokens == 0,
     )
@@ -55,13 +60,17 @@ async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
     tools, form = body.tool_use(), serving.tool_format
     if tools is not None and form is None:
         raise InvalidRequestError("the model's chat template has no place for tools: leave them out, or serve another model", "tools")
+    going_on = body.continue_final_message
     text = serving.template.render(
-        messages, body.add_generation_prompt, body.chat_template_kwargs, None if tools is None else tools.for_template()
+        messages, body.add_generation_prompt and not going_on, body.template_variables(), None if tools is None else tools.for_template()
     )
-    prompt = await encode(serving, text, add_special_tokens=False)
+    if going_on:
+        text = open_end(text, messages)
+    prompt = await encode(serving, text, add_special_tokens=body.add_special_tokens)
     thoughts = None if serving.reasoning is None else serving.reasoning.thoughts(text)
     answer = MessageFormat(tools, form, thoughts is not None, thoughts is not None and thoughts.begun, body.include_reasoning)
-    wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model, serving.files.tokenizer)
+    speller = Speller(serving.files.tokenizer, bool(body.return_tokens_as_token_ids))
+    wording = ChatWording(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), body.model, speller)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     source = body.grammar_source()
     if tools is not None and form is not None:
@@ -88,16 +97,16 @@ def _check(serving: Serving, body: GenerationBody) -> None:
     body.check(serving.files.config.vocab_size)
 
 
-async def _prompt_ids(serving: Serving, prompt: str | list[int], suffix: str | None) -> list[int]:
+async def _prompt_ids(serving: Serving, prompt: str | list[int], suffix: str | None, add_special_tokens: bool) -> list[int]:
     if not suffix:
         if isinstance(prompt, str):
-            return await encode(serving, prompt, add_special_tokens=True)
+            return await encode(serving, prompt, add_special_tokens=add_special_tokens)
         return checked_ids(serving, prompt)
     tokens = infill_tokens(serving.files.tokenizer)
     if tokens is None:
         raise InvalidRequestError("suffix needs a model with fill-in-the-middle tokens, this one has none: leave it out", "suffix")
     if isinstance(prompt, str):
-        leading = serving.files.tokenizer.encode("", add_special_tokens=True)
+        leading = serving.files.tokenizer.encode("", add_special_tokens=add_special_tokens)
         prefix = await encode(serving, prompt, add_special_tokens=False)
     else:
         leading, prefix = [], checked_ids(serving, prompt)
@@ -136,6 +145,10 @@ def _plan(
     if len(prompts) * copies > MAX_CHOICES:
         raise InvalidRequestError(f"{len(prompts)} prompts × n {copies} is more than {MAX_CHOICES} answers: send several requests", "n")
     limit = serving.limits.max_model_length
+    bad_words = tuple(bad_word_ids(serving.files.tokenizer, body.bad_words or ()))
+    if grammar is not None and body.allowed_token_ids is not None:
+        raise InvalidRequestError("allowed_token_ids and a form of the answer exclude each other: leave one out", "allowed_token_ids")
+    prompts = [truncated(prompt, body.truncate_prompt_tokens, body.truncation_side, limit - (asked_tokens or 1)) for prompt in prompts]
     requests: list[GenerationRequest] = []
     for prompt in prompts:
         if len(prompt) >= limit:
@@ -149,9 +162,10 @@ def _plan(
                     request_id=f"{answer_id}-{index}",
                     prompt_token_ids=tuple(prompt),
                     stop=body.stop_params(max_tokens),
-                    sampling=body.sampling(index),
+                    sampling=replace(body.sampling(index), bad_words=bad_words),
                     skip_special_tokens=body.skip_special_tokens,
                     logprobs=body.top_logprobs_asked,
+                    prompt_logprobs=body.prompt_logprobs,
                     priority=body.priority or 0,
                     cache_salt=body.cache_salt or "",
                     grammar=grammar,
@@ -165,4 +179,25 @@ def _plan(
         stream=bool(body.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
     )
+
+
+def truncated(prompt: list[int], keep: int | None, side: str | None, most: int) -> list[int]:
+    """What truncate_prompt_tokens leaves of a prompt; -1: `most` tokens."""
+    if keep is None or keep == 0:
+        return prompt
+    count = max(most, 1) if keep == -1 else keep
+    return prompt[:count] if side == "right" else prompt[-count:]
+
+
+def bad_word_ids(tokenizer: TextTokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Token ids of each word, as it is spelled at the beginning of a text and after a space (vLLM, `SamplingParams.bad_words`)."""
+    for word in words:
+        spelled = {tuple(tokenizer.encode(form, add_special_tokens=False)) for form in (word.lstrip(" "), " " + word.lstrip(" "))}
+        yield from (ids for ids in sorted(spelled) if ids)
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)

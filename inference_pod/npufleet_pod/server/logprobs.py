@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,31 @@ def scored_answer(placed: Iterable[PlacedLogprobs], shift: int = 0) -> list[Scor
     return [ScoredToken(shift + one.text_offset, one.logprobs.token_id, one.logprobs) for one in placed]
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: TextTokenizer) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Speller:
+    """How tokens are named."""
+
+    tokenizer: TextTokenizer
+    as_ids: bool = False
+    """token_id:N instead of text."""
+
+    def spell(self, token_id: int, prefix: str) -> str:
+        """Text of a token; bytes that are only a part of a character are written out after `prefix`, as OpenAI does."""
+        spelled = None if self.as_ids else self.tokenizer.token_bytes(token_id)
+        if spelled is None:
+            return f"token_id:{token_id}"
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return prefix + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def completion_logprobs(tokens: Sequence[ScoredToken], speller: Speller) -> dict[str, Any]:
     """The `logprobs` of a completion's choice. The chosen token is always among its alternatives."""
-    spell = _speller(tokenizer, "bytes:")
+
+    def spell(token_id: int) -> str:
+        return speller.spell(token_id, "bytes:")
+
     alternatives: list[dict[str, float] | None] = []
     for one in tokens:
         if one.logprobs is None:
@@ -44,13 +66,12 @@ def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: TextTokenizer)
     }
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TextTokenizer) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[ScoredToken], speller: Speller) -> dict[str, Any]:
     """The `logprobs` of a chat's choice."""
-    spell = _speller(tokenizer, "")
 
     def describe(token_id: int, logprob: float) -> dict[str, Any]:
-        spelled = tokenizer.token_bytes(token_id)
-        return {"token": spell(token_id), "logprob": logprob, "bytes": None if spelled is None else list(spelled)}
+        spelled = speller.tokenizer.token_bytes(token_id)
+        return {"token": speller.spell(token_id, ""), "logprob": logprob, "bytes": None if spelled is None else list(spelled)}
 
     content = []
     for one in tokens:
@@ -60,16 +81,22 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: TextTokenizer) -> di
     return {"content": content, "refusal": None}
 
 
-def _speller(tokenizer: TextTokenizer, prefix: str) -> Callable[[int], str]:
-    """Text of a token; bytes that are only a part of a character are written out after `prefix`, as OpenAI does."""
+def prompt_scores(entries: Sequence[TokenLogprobs | None], top: int, speller: Speller) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of a prompt but the first, its own score and those of the `top` likeliest by token id.
 
-    def spell(token_id: int) -> str:
-        spelled = tokenizer.token_bytes(token_id)
-        if spelled is None:
-            return f"token_id:{token_id}"
-        try:
-            return spelled.decode()
-        except UnicodeDecodeError:
-            return prefix + "".join(f"\\x{byte:02x}" for byte in spelled)
+    rank: 1 is the likeliest; None for a token beyond those told.
+    """
 
-    return spell
+    def describe(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": speller.spell(token_id, "")}
+
+    told: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry is None:
+            told.append(None)
+            continue
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, 1)}
+        likeliest = [(token_id, logprob) for token_id, logprob in entry.top[:top] if token_id != entry.token_id]
+        scores = [(entry.token_id, entry.logprob), *likeliest]
+        told.append({str(token_id): describe(token_id, logprob, ranks.get(token_id)) for token_id, logprob in scores})
+    return told

@@ -25,6 +25,8 @@ REQUEST_BUCKETS = (
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 COUNT_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+HTTP_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300)
+METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -56,6 +58,22 @@ class EngineMetrics:
         self._success = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry)
         for reason in ("stop", "length", "abort"):
             self._success.labels(**self._labels, finished_reason=reason)
+        self._waiting_by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait, by what for.", (*LABELS, "reason"), registry=self.registry
+        )
+        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed since their KV was there.")
+        self._inference = self._histogram("vllm:request_inference_time_seconds", "First step to end.", REQUEST_BUCKETS)
+        self._request_n = self._histogram("vllm:request_params_n", "n of a request.", COUNT_BUCKETS)
+        self._http_requests = Counter(
+            "http_requests", "Requests of the OpenAI port.", ("handler", "method", "status"), registry=self.registry
+        )
+        self._http_duration = Histogram(
+            "http_request_duration_seconds",
+            "From a request's head to its last byte.",
+            ("handler", "method"),
+            registry=self.registry,
+            buckets=HTTP_BUCKETS,
+        )
         self._cache_config = Gauge(
             "vllm:cache_config_info",
             "The KV cache's shape.",
@@ -73,6 +91,9 @@ class EngineMetrics:
         self._stall_ratio.set_function(stall_ratio)
         self._running.set_function(lambda: snapshot().running)
         self._waiting.set_function(lambda: snapshot().waiting)
+        self._waiting_by_reason.labels(**self._labels, reason="capacity").set_function(lambda: snapshot().waiting)
+        # Nothing waits for what comes from elsewhere.
+        self._waiting_by_reason.labels(**self._labels, reason="deferred").set(0)
         self._kv_usage.set_function(lambda: snapshot().kv_usage)
         for one in EngineState:
             self._state.labels(**self._labels, state=one.value).set_function(_is_state(state, one))
@@ -104,6 +125,7 @@ class EngineMetrics:
         """A request starts."""
         _add(self._prefix_queries, sought)
         _add(self._prefix_hits, found)
+        _add(self._cached_tokens, found)
 
     def on_first_token(self, prompt_tokens: int, ttft_seconds: float) -> None:
         """A request got its first token."""
@@ -126,11 +148,22 @@ class EngineMetrics:
         if finished.queue_seconds is not None:
             self._queue.observe(max(finished.queue_seconds, 0))
         if finished.queue_seconds is not None and finished.ttft_seconds is not None:
+            self._inference.observe(max(finished.e2e_seconds - finished.queue_seconds, 0))
             decode_seconds = max(finished.e2e_seconds - finished.ttft_seconds, 0)
             self._prefill.observe(max(finished.ttft_seconds - finished.queue_seconds, 0))
             self._decode.observe(decode_seconds)
             if finished.generated_tokens > 1:
                 self._per_token.observe(decode_seconds / (finished.generated_tokens - 1))
+
+    def on_submit(self, sequences: int) -> None:
+        """A request of so many sequences was taken."""
+        self._request_n.observe(sequences)
+
+    def on_http_request(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """A request of the OpenAI port ended. handler: the route's path, none if there is none."""
+        method = method if method in METHODS else "other"
+        self._http_requests.labels(handler=handler, method=method, status=f"{status // 100}xx" if status else "none").inc()
+        self._http_duration.labels(handler=handler, method=method).observe(max(seconds, 0))
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, LABELS, registry=self.registry).labels(**self._labels)

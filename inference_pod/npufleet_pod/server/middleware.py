@@ -12,27 +12,42 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, MODEL_LOADED_HEADER, READY_PATH, REPLICA_HEADER, REQUEST_ID_HEADER
 from npufleet_pod.server.errors import INTERNAL_ERROR
+from npufleet_pod.server.metrics import EngineMetrics
+from npufleet_pod.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+TRACE_STATE = "trace"
+"""Where a response leaves what a span is to tell of its generation."""
 QUIET_PATHS = {HEALTH_PATH, READY_PATH, METRICS_PATH}
 
 
 class RequestContextMiddleware:
     """Pure ASGI, so that it neither buffers streams nor hides a client's departure."""
 
-    def __init__(self, app: ASGIApp, replica: str, model_header: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        replica: str,
+        model_header: str,
+        metrics: EngineMetrics | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """metrics, tracing: told of each request that ends."""
         self._app = app
         self._replica = replica
         self._model_header = model_header
+        self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and answer what nobody caught with an error object."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        received = Headers(scope=scope)
+        given = received.get(REQUEST_ID_HEADER, "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.monotonic()
@@ -56,6 +71,14 @@ class RequestContextMiddleware:
                 await INTERNAL_ERROR.response()(scope, receive, send_with_headers)
         finally:
             if scope["path"] not in QUIET_PATHS:
-                seconds = round(time.monotonic() - started, 4)
-                fields = {"request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status, "seconds": seconds}
-                logger.info("request", extra=fields)
+                seconds = time.monotonic() - started
+                state = scope["state"]
+                fields = {"request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+                key = {"api_key": state["api_key"]} if "api_key" in state else {}
+                logger.info("request", extra={**fields, "seconds": round(seconds, 4), **key})
+                # The route's own path, where there is one: clients' paths would make metrics without bound.
+                path = getattr(scope.get("route"), "path", "none")
+                if self._metrics is not None:
+                    self._metrics.on_http_request(path, scope["method"], status, seconds)
+                if self._tracing is not None:
+                    self._tracing.request(received, request_id, path, status, seconds, state.get(TRACE_STATE, {}))

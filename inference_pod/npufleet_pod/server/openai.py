@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,14 +17,18 @@ from starlette.responses import JSONResponse, Response
 from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, READY_PATH
 from npufleet_pod.errors import InvalidRequestError, RequestError
 from npufleet_pod.server.answer import GenerationResponse
+from npufleet_pod.server.api_keys import ApiKeyMiddleware
 from npufleet_pod.server.bodies import read_body
+from npufleet_pod.server.chat_template import open_end
+from npufleet_pod.server.deadline import deadline_of
 from npufleet_pod.server.embeddings import EmbeddingResponse, plan_embeddings
 from npufleet_pod.server.errors import ErrorAnswer, answer_for
 from npufleet_pod.server.generate import encode, plan_chat, plan_completion
 from npufleet_pod.server.metrics import CONTENT_TYPE
 from npufleet_pod.server.middleware import RequestContextMiddleware
-from npufleet_pod.server.protocol import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from npufleet_pod.server.protocol import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, Message, TokenizeBody
 from npufleet_pod.server.serving import Serving
+from npufleet_pod.server.tools import ToolUse
 
 BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 VERSION = importlib.metadata.version("npufleet")
@@ -32,7 +37,16 @@ VERSION = importlib.metadata.version("npufleet")
 def create_openai_app(serving: Serving) -> FastAPI:
     """The application behind the OpenAI port."""
     app = FastAPI(title="npufleet inference pod", version=VERSION, redirect_slashes=False)
-    app.add_middleware(RequestContextMiddleware, replica=serving.replica, model_header=_header_value(serving.settings.served_name))
+    if serving.api_keys is not None:
+        app.add_middleware(ApiKeyMiddleware, keys=serving.api_keys)
+    # Added last, so outermost: refusals have an id and a line in the log too.
+    app.add_middleware(
+        RequestContextMiddleware,
+        replica=serving.replica,
+        model_header=_header_value(serving.settings.served_name),
+        metrics=serving.metrics,
+        tracing=serving.tracing,
+    )
     add_error_handlers(app)
     _add_health(app, serving)
     _add_models(app, serving)
@@ -116,17 +130,22 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/completions", openapi_extra=_body(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
-        return GenerationResponse(serving, await plan_completion(serving, await read_body(request, CompletionBody, max_bytes)))
+        deadline = deadline_of(request.headers)
+        plan = await plan_completion(serving, await read_body(request, CompletionBody, max_bytes))
+        return GenerationResponse(serving, replace(plan, deadline=deadline))
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return GenerationResponse(serving, await plan_chat(serving, await read_body(request, ChatBody, max_bytes)))
+        deadline = deadline_of(request.headers)
+        plan = await plan_chat(serving, await read_body(request, ChatBody, max_bytes))
+        return GenerationResponse(serving, replace(plan, deadline=deadline))
 
     @app.post("/v1/embeddings", openapi_extra=_body(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
         """Vectors of texts."""
-        return EmbeddingResponse(serving, await plan_embeddings(serving, await read_body(request, EmbeddingBody, max_bytes)))
+        deadline = deadline_of(request.headers)
+        return EmbeddingResponse(serving, await plan_embeddings(serving, await read_body(request, EmbeddingBody, max_bytes)), deadline)
 
 
 def _add_tokens(app: FastAPI, serving: Serving) -> None:
@@ -139,10 +158,7 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         serving.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("send either prompt or messages", "prompt")
-        if body.messages is not None:
-            text = serving.template.render([message.for_template() for message in body.messages], body.add_generation_prompt)
-        else:
-            text = body.prompt or ""
+        text = body.prompt or "" if body.messages is None else _conversation(serving, body, body.messages)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
         tokens = await encode(serving, text, add_special_tokens=special)
         strings = [serving.files.tokenizer.piece(token) for token in tokens] if body.return_token_strs else None
@@ -154,6 +170,19 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         body = await read_body(request, DetokenizeBody, max_bytes)
         serving.check_model(body.model)
         return {"prompt": serving.files.tokenizer.decode(body.tokens, body.skip_special_tokens)}
+
+
+def _conversation(serving: Serving, body: TokenizeBody, given: list[Message]) -> str:
+    """The prompt that a chat of these messages would have."""
+    messages = [message.for_template() for message in given]
+    tools, going_on = ToolUse.of(body.tools, None, True), body.continue_final_message
+    text = serving.template.render(
+        messages,
+        body.add_generation_prompt and not going_on,
+        body.chat_template_kwargs,
+        None if tools is None else tools.for_template(),
+    )
+    return open_end(text, messages) if going_on else text
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:

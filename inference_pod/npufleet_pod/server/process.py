@@ -22,12 +22,14 @@ from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.errors import DrainDeadlineError, HandedBackError, StartError
 from npufleet_pod.server.admin import create_admin_app
+from npufleet_pod.server.api_keys import ApiKeys
 from npufleet_pod.server.chat_template import ChatTemplate
 from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
 from npufleet_pod.server.metrics import EngineMetrics
 from npufleet_pod.server.openai import create_openai_app
 from npufleet_pod.server.serving import Serving
+from npufleet_pod.server.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,14 @@ def bind(host: str | None, port: int) -> socket.socket:
         raise StartError(f"port {port} of {host or 'every address'}: {reason}: stop what holds it, or choose another port") from error
 
 
-async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTemplate, sockets: Sockets, started: float) -> None:
+async def serve(
+    settings: EngineSettings,
+    files: ModelFiles,
+    template: ChatTemplate,
+    sockets: Sockets,
+    started: float,
+    api_keys: ApiKeys | None = None,
+) -> None:
     """Run until SIGTERM or SIGINT has been obeyed. started: time.monotonic() of the process's begin. Raises what ends the engine."""
     metrics = EngineMetrics(settings.served_name)
     engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), metrics, settings.seed)
@@ -75,10 +84,13 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
     metrics.watch(engine.snapshot, lambda: lifecycle.state, engine.stall_ratio)
     replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
     grammars = GrammarCompiler(files.tokenizer, files.config.vocab_size, files.config.eos_token_ids)
+    tracing = open_tracing(settings.served_name, replica)
     serving = Serving(settings, files, template, engine, lifecycle, metrics, grammars, replica, int(time.time()))
+    serving.api_keys, serving.tracing = api_keys, tracing
     stop = asyncio.Event()
     with _signals(stop):
         engine.start()
+        following = [] if api_keys is None else [asyncio.create_task(api_keys.follow())]
         try:
             async with _listen(create_openai_app(serving), sockets.openai), _listen(create_admin_app(serving), sockets.admin):
                 logger.info("listening", extra={"port": sockets.openai.getsockname()[1], "admin_port": sockets.admin.getsockname()[1]})
@@ -86,7 +98,10 @@ async def serve(settings: EngineSettings, files: ModelFiles, template: ChatTempl
         finally:
             lifecycle.close()
             grammars.close()
+            await _cancel(*following)
             await engine.stop()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
 
 async def _live(serving: Serving, stop: asyncio.Event, started: float) -> None:

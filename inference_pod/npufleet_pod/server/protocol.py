@@ -13,6 +13,7 @@ from npufleet_pod.errors import InvalidRequestError
 from npufleet_pod.server.body import Body
 from npufleet_pod.server.structured import StructuredFields
 from npufleet_pod.server.tools import ToolChoice, Tools, ToolUse
+from npufleet_pod.server.unserved import UnservedFields
 
 MAX_INPUTS = 2048
 """Most texts of a request for embeddings: OpenAI's limit."""
@@ -31,6 +32,8 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Truncation = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class StreamOptions(Body):
@@ -40,7 +43,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(StructuredFields, ABC):
+class GenerationBody(StructuredFields, UnservedFields, ABC):
     """What completions and chat have in common: OpenAI's fields, and those that vLLM adds."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=512)]
@@ -63,6 +66,20 @@ class GenerationBody(StructuredFields, ABC):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=65536)] | None = None
+    """Only these tokens may be generated."""
+    bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
+    """Texts that may not be generated, alone or after a space."""
+    truncate_prompt_tokens: Truncation | None = None
+    """Only so many tokens of the prompt count; -1: as many as the model holds beside the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Which end of the prompt truncate_prompt_tokens cuts off; left unless it says otherwise."""
+    prompt_logprobs: TopLogprobs | None = None
+    """How many alternatives each token of the prompt is to be told with."""
+    return_token_ids: bool | None = None
+    """Whether token ids of prompt and answer come with the text."""
+    return_tokens_as_token_ids: bool | None = None
+    """Whether log probabilities name tokens as token_id:N, which no two tokens share."""
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
@@ -73,6 +90,7 @@ class GenerationBody(StructuredFields, ABC):
 
     def check(self, vocabulary: int) -> None:
         """Raise InvalidRequestError for fields that cannot be served, or not together."""
+        self.check_served()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true: leave it out or set stream", "stream_options")
         beyond = next((token for token in self.logit_bias or () if token >= vocabulary), None)
@@ -80,6 +98,13 @@ class GenerationBody(StructuredFields, ABC):
             raise InvalidRequestError(
                 f"logit_bias holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "logit_bias"
             )
+        beyond = next((token for token in self.allowed_token_ids or () if token >= vocabulary), None)
+        if beyond is not None:
+            raise InvalidRequestError(
+                f"allowed_token_ids holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "allowed_token_ids"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed: leave it out, or do not stream", "prompt_logprobs")
 
     def sampling(self, choice: int) -> SamplingParams:
         """How choice `choice` is sampled; choices of a seeded request differ from each other and repeat."""
@@ -93,6 +118,7 @@ class GenerationBody(StructuredFields, ABC):
             presence_penalty=self.presence_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             logit_bias=tuple((self.logit_bias or {}).items()),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
         )
 
     def stop_params(self, max_tokens: int) -> StopParams:
@@ -124,6 +150,8 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     suffix: str | None = None
     logprobs: TopLogprobs | None = None
+    add_special_tokens: bool = True
+    """Whether a prompt of text begins as the model's texts do."""
 
     @property
     def top_logprobs_asked(self) -> int | None:
@@ -141,6 +169,9 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError("max_tokens is 0: ask for at least 1, or set echo to get the prompt back", "max_tokens")
         if self.suffix and self.echo:
             raise InvalidRequestError("echo and suffix exclude each other: leave one of them out", "echo")
+        if self.echo and (self.truncate_prompt_tokens is not None or not self.add_special_tokens):
+            other = "add_special_tokens" if self.truncate_prompt_tokens is None else "truncate_prompt_tokens"
+            raise InvalidRequestError(f"echo and {other} exclude each other: leave one of them out", "echo")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or as token ids. Raises InvalidRequestError if there is none."""
@@ -205,7 +236,16 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
     max_completion_tokens: Tokens | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Whether the answer goes on where the last message ends, instead of beginning one of its own."""
+    add_special_tokens: bool = False
+    """Whether the prompt gets what begins the model's texts although its template writes that itself."""
+    documents: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    """For templates of models that answer from documents."""
+    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """For templates that know it."""
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: Literal[False] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
@@ -224,6 +264,15 @@ class ChatBody(GenerationBody):
         super().check(vocabulary)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: true: leave it out or set logprobs", "top_logprobs")
+        if self.continue_final_message and "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set one of them", "continue_final_message"
+            )
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the template is given besides messages and tools; chat_template_kwargs go first."""
+        named = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {**{name: value for name, value in named.items() if value is not None}, **(self.chat_template_kwargs or {})}
 
     def tool_use(self) -> ToolUse | None:
         """The tools that may be called, None if there are none. Raises InvalidRequestError."""
@@ -267,7 +316,10 @@ class TokenizeBody(Body):
     messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    continue_final_message: bool = False
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from npufleet_api.settings import EngineSettings, ToolCallFormat
+from npufleet_api.model import ToolCallFormat
+from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.request import Pooling
 from npufleet_pod.engine.scheduler import SchedulerLimits
 from npufleet_pod.errors import ModelNotFoundError, NotReadyError
+from npufleet_pod.server.api_keys import ApiKeys
 from npufleet_pod.server.chat_template import ChatTemplate
 from npufleet_pod.server.grammars import GrammarCompiler
 from npufleet_pod.server.lifecycle import Lifecycle
@@ -18,6 +20,7 @@ from npufleet_pod.server.metrics import EngineMetrics
 from npufleet_pod.server.pooling import load_pooling
 from npufleet_pod.server.reasoning import ReasoningFormat
 from npufleet_pod.server.tools import ToolFormat
+from npufleet_pod.server.tracing import Tracing
 
 
 @dataclass
@@ -36,6 +39,10 @@ class Serving:
     created_unix: int
     loaded_limits: SchedulerLimits | None = None
     """None until the model is loaded."""
+    api_keys: ApiKeys | None = None
+    """None: nobody is asked for a key."""
+    tracing: Tracing | None = None
+    """None: nothing is traced."""
 
     @property
     def names(self) -> tuple[str, ...]:

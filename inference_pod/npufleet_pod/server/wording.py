@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from npufleet_pod.engine.request import FinishReason
 from npufleet_pod.server.delta import CallDelta, Delta, joined
-from npufleet_pod.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs
-from npufleet_pod.tokenizer import TextTokenizer
+from npufleet_pod.server.logprobs import ScoredToken, Speller, chat_logprobs, completion_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,11 @@ Scored = Sequence[ScoredToken] | None
 class Wording(Protocol):
     """Builds the JSON of one answer. scored: None or empty where there are no log probabilities to tell."""
 
+    @property
+    def speller(self) -> Speller:
+        """How tokens are named."""
+        ...
+
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
         ...
@@ -84,12 +88,12 @@ class CompletionWording:
     answer_id: str
     created_unix: int
     model: str
-    tokenizer: TextTokenizer
+    speller: Speller
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         worded = []
         for index, choice in enumerate(choices):
-            logprobs = None if choice.scored is None else completion_logprobs(choice.scored, self.tokenizer)
+            logprobs = None if choice.scored is None else completion_logprobs(choice.scored, self.speller)
             worded.append({"index": index, "text": joined(choice.deltas).content, "logprobs": logprobs, **choice.ending.as_dict()})
         return {**self._head(), "choices": worded, "usage": usage.as_dict()}
 
@@ -105,7 +109,7 @@ class CompletionWording:
         return {**self._head(), "choices": []}
 
     def _logprobs(self, scored: Scored) -> dict[str, Any] | None:
-        return completion_logprobs(scored, self.tokenizer) if scored else None
+        return completion_logprobs(scored, self.speller) if scored else None
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.answer_id, "object": "text_completion", "created": self.created_unix, "model": self.model}
@@ -118,13 +122,13 @@ class ChatWording:
     answer_id: str
     created_unix: int
     model: str
-    tokenizer: TextTokenizer
+    speller: Speller
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         worded = []
         for index, choice in enumerate(choices):
             message = _message(joined(choice.deltas))
-            logprobs = None if choice.scored is None else chat_logprobs(choice.scored, self.tokenizer)
+            logprobs = None if choice.scored is None else chat_logprobs(choice.scored, self.speller)
             worded.append({"index": index, "message": message, "logprobs": logprobs, **choice.ending.as_dict()})
         return {**self._head("chat.completion"), "choices": worded, "usage": usage.as_dict()}
 
@@ -143,7 +147,7 @@ class ChatWording:
         return {**self._head("chat.completion.chunk"), "choices": []}
 
     def _logprobs(self, scored: Scored) -> dict[str, Any] | None:
-        return chat_logprobs(scored, self.tokenizer) if scored else None
+        return chat_logprobs(scored, self.speller) if scored else None
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.answer_id, "object": kind, "created": self.created_unix, "model": self.model}

@@ -20,6 +20,7 @@ OPTIONAL_OVERRIDES = (
     "prefix_cache",
     "host_cache_mi",
     "disk_cache_mi",
+    "tool_format",
 )
 """Overrides whose default is that of EngineSettings, whatever the profile."""
 CALIBRATED = ("max_num_sequences",)
