@@ -329,6 +329,7 @@ MODEL_FIELDS: tuple[Field, ...] = (
     Field("spec.engine.chunkedPrefill", "spec.engine.chunkedPrefill", False),
     Field("spec.engine.preemption", "spec.engine.preemption", "Conservative", wrong="Never"),
     Field("spec.engine.schedulingPolicy", "spec.engine.schedulingPolicy", "ThroughputOptimised", wrong="Fair"),
+    Field("spec.engine.toolFormat", "spec.engine.toolFormat", "Llama", wrong="Xml"),
     Field("spec.engine.starvationSteps", "spec.engine.starvationSteps", 64, 1, 1000000),
     Field("spec.engine.pipelineDepth", "spec.engine.pipelineDepth", 2, 1, 4),
     Field("spec.engine.asynchronousExecution", "spec.engine.asynchronousExecution", False),
@@ -477,6 +478,7 @@ ENUMS = {
     "spec.engine.blockSize",
     "spec.engine.preemption",
     "spec.engine.schedulingPolicy",
+    "spec.engine.toolFormat",
     "spec.rollout",
 }
 
