@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -76,20 +76,18 @@ class Hub:
         return sum(1 for line in self.requests if line.endswith(path))
 
 
-Handler = Callable[[web.Request], "asyncio.Future[web.StreamResponse]"]
-
-
 @asynccontextmanager
 async def serve_hub(hub: Hub) -> AsyncIterator[Hub]:
     """Serve the hub, and the other host that its redirects lead to."""
-    async with _listen(_cdn_app(hub)) as cdn, _listen(_hub_app(hub)) as url:
+    async with listen(_cdn_app(hub)) as cdn, listen(_hub_app(hub)) as url:
         # Another name of loopback is another origin.
         hub.url, hub.cdn = url, cdn.replace("127.0.0.1", "localhost")
         yield hub
 
 
 @asynccontextmanager
-async def _listen(app: web.Application) -> AsyncIterator[str]:
+async def listen(app: web.Application) -> AsyncIterator[str]:
+    """Serve an application on a free port of loopback; its base URL."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -209,7 +207,15 @@ def _sibling(hub: Hub, path: str, data: bytes) -> dict[str, object]:
 
 
 async def _send(hub: Hub, request: web.Request, path: str, data: bytes) -> web.StreamResponse:
-    fault = hub.fault(path) or Fault()
+    fault = hub.fault(path)
+    if fault is not None and fault.hold is not None:
+        hub.held.set()
+    return await send_bytes(fault, request, data, {})
+
+
+async def send_bytes(found: Fault | None, request: web.Request, data: bytes, more: dict[str, str]) -> web.StreamResponse:
+    """The range that was asked for, or what the fault makes of it."""
+    fault = found or Fault()
     if fault.delay_seconds:
         await asyncio.sleep(fault.delay_seconds)
     if fault.status:
@@ -220,7 +226,7 @@ async def _send(hub: Hub, request: web.Request, path: str, data: bytes) -> web.S
     if fault.corrupt:
         body = bytes([body[0] ^ 1]) + body[1:]
     body = body[: len(body) - fault.short_by]
-    headers = {"Content-Length": str(len(body)), "Accept-Ranges": "bytes"}
+    headers = {"Content-Length": str(len(body)), "Accept-Ranges": "bytes", **more}
     if not whole:
         start = part.start or 0
         headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{len(data)}"
@@ -233,7 +239,6 @@ async def _send(hub: Hub, request: web.Request, path: str, data: bytes) -> web.S
         return answer
     if fault.hold is not None:
         await answer.write(body[: len(body) // 2])
-        hub.held.set()
         await fault.hold.wait()
         body = body[len(body) // 2 :]
     step = 65536

@@ -98,12 +98,11 @@ class BucketSource:
 
     def _meaning(self, error: BaseError, what: str) -> Exception:
         """What the client's error means. Its text is not passed on: it may quote a signed request."""
-        if isinstance(error, NotFoundError):
+        if isinstance(error, NotFoundError) or _status(error) == 404:
             return SourceNotFoundError(f"{what}: there is no such bucket or object: correct model.uri, model.endpoint or model.region")
         if isinstance(error, PreconditionError):
             return SourceCorruptError(f"{what} changed while it was read: upload models under a path of their own")
-        match = STATUS.search(str(error))
-        status = next((int(group) for group in match.groups() if group), 0) if match else 0
+        status = _status(error)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
             remedy = (
                 "the keys in model.secretRef may not read it" if self._credentials else "name a Secret with its keys in model.secretRef"
@@ -113,6 +112,12 @@ class BucketSource:
 
     async def close(self) -> None:
         """See Source."""
+
+
+def _status(error: BaseError) -> int:
+    """The status that the client's text names; 0 where it names none."""
+    match = STATUS.search(str(error))
+    return next((int(group) for group in match.groups() if group), 0) if match else 0
 
 
 def default_endpoint(scheme: Scheme, region: str | None) -> str | None:
