@@ -16,6 +16,7 @@ from support.team import Team, give_node_to, pool_manifest, settled
 from support.tiny_model import write_tiny_model
 
 POOL = "e2e"
+RECORDED_MI = 16
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,8 +41,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Cluster:
-    """The cluster with the chart installed, and its CRDs as they are now: Helm leaves those of an earlier installation as they were."""
-    install_chart(cluster)
+    """The cluster with the chart installed, plans recorded, and its CRDs as they are now: Helm leaves those of an earlier installation as
+    they were."""
+    install_chart(cluster, {"operator": {"recordPlansMi": RECORDED_MI}})
     cluster.run_kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "charts" / "npufleet" / "crds"))
     return cluster
 
