@@ -106,6 +106,11 @@ class PoolMachine(RuleBasedStateMachine):
         view = self.fleet.nodes[name]
         self.fleet.nodes[name] = replace(view, allocatable={RESOURCE: max(0, view.capacity[RESOURCE] - lost)})
 
+    @rule(data=st.data(), ready=st.booleans(), schedulable=st.booleans())
+    def change_node(self, data: st.DataObject, ready: bool, schedulable: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.fleet.nodes)))
+        self.fleet.nodes[name] = replace(self.fleet.nodes[name], ready=ready, schedulable=schedulable)
+
     @rule()
     def restart_with_what_the_cluster_knows(self) -> None:
         """Statuses are the only memory; whoever loses them as well, plans from what runs."""
@@ -187,7 +192,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.drains.setdefault(drain.pod.uid, self.fleet.uptime)
 
     def _charged_to_supply(self) -> int:
-        return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished)
+        """NPUs held on usable nodes or not placed yet; what a lost node holds is not taken from the supply."""
+        usable = {name for name, view in self.fleet.nodes.items() if view.ready and view.schedulable}
+        return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
 
     def _bounds_hold(self, plan: Plan, before: dict[str, int], supply_used: int) -> None:
         """No action takes a class over its ceiling or the pool over its supply."""
