@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client import REGISTRY
 
 from npufleet_api.report import DataState, GatewayReport, ModelTraffic, Outcomes
 from npufleet_operator.core.measured import Measured, measured_slo, round_figure
@@ -80,14 +81,25 @@ async def test_a_gateway_is_asked_once_per_interval(polled: tuple[Gateway, Gatew
         b"null",
         REPORT.model_copy(update={"pool": "other"}).model_dump_json().encode(),
         REPORT.model_dump_json().replace('"view_age_seconds":0.0', '"view_age_seconds":NaN').encode(),
+        REPORT.model_dump_json().replace('"view_age_seconds":0.0', '"view_age_seconds":-1').encode(),
+        b'{"x": "' + b"y" * (10 * 1024 * 1024) + b'"}',
         b'{"x": "' + b"y" * (17 * 1024 * 1024) + b'"}',
     ],
-    ids=["empty", "broken", "null", "another pool's", "nan", "huge"],
+    ids=["empty", "broken", "null", "another pool's", "nan", "negative", "10 MB", "too long"],
 )
-async def test_a_bad_report_is_no_data(polled: tuple[Gateway, GatewayPoller, list[float]], body: bytes) -> None:
-    gateway, poller, _ = polled
+async def test_a_bad_report_is_no_data_and_counted(polled: tuple[Gateway, GatewayPoller, list[float]], body: bytes) -> None:
+    gateway, poller, clock = polled
+    before = _refused()
     gateway.body = body
     assert (await poller.traffic([GATEWAY])).data is DataState.NO_DATA
+    assert _refused() == before + 1
+    gateway.body, clock[0] = REPORT.model_dump_json().encode(), 10
+    assert (await poller.traffic([GATEWAY])).data is DataState.FRESH
+    assert _refused() == before + 1
+
+
+def _refused() -> float:
+    return REGISTRY.get_sample_value("npufleet_operator_gateway_reports_total", {"pool": "prod", "result": "refused"}) or 0.0
 
 
 def traffic(**changes: object) -> ModelTraffic:
