@@ -122,6 +122,7 @@ def _serve(
 ) -> None:
     from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.model_hold import hold_model
+    from npufleet_pod.preflight import check_node
     from npufleet_pod.server.api_keys import ApiKeys
     from npufleet_pod.server.chat_template import load_chat_template
     from npufleet_pod.server.logs import configure_logging
@@ -130,6 +131,7 @@ def _serve(
 
     configure_logging(log_level)
     settings = load_settings(settings_path)
+    check_node(settings)
     with contextlib.ExitStack() as stack:
         sockets = Sockets(stack.enter_context(bind(host, port)), stack.enter_context(bind(host, admin_port)))
         stack.enter_context(hold_model(Path(settings.model_path)))

@@ -77,23 +77,23 @@ class Hub:
 
 
 @asynccontextmanager
-async def serve_hub(hub: Hub) -> AsyncIterator[Hub]:
+async def serve_hub(hub: Hub, host: str = "127.0.0.1") -> AsyncIterator[Hub]:
     """Serve the hub, and the other host that its redirects lead to."""
-    async with listen(_cdn_app(hub)) as cdn, listen(_hub_app(hub)) as url:
+    async with listen(_cdn_app(hub), host) as cdn, listen(_hub_app(hub), host) as url:
         # Another name of loopback is another origin.
         hub.url, hub.cdn = url, cdn.replace("127.0.0.1", "localhost")
         yield hub
 
 
 @asynccontextmanager
-async def listen(app: web.Application) -> AsyncIterator[str]:
-    """Serve an application on a free port of loopback; its base URL."""
+async def listen(app: web.Application, host: str = "127.0.0.1") -> AsyncIterator[str]:
+    """Serve an application on a free port of `host`; its base URL."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, host, 0)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
