@@ -32,6 +32,8 @@ CANN_FILES = ("latest/*-linux/ascend_toolkit_install.info", "*-linux/ascend_tool
 CANN_HOMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 CANN_DEFAULTS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit")
 VERSION_LINE = re.compile(r"^\s*\"?(?:[Vv]ersion|(?:runtime|toolkit)_running_version)\"?\s*[=:]\s*\W*(\d+)\.(\d+)", re.MULTILINE)
+PACKAGE_LINE = re.compile(r"^\s*package_version\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
+"""Firmware numbers its own versions from 1 (7.8 in HDK 25.5); the HDK that it came with is its package_version."""
 MIB = 1 << 20
 MAX_BYTES = 65536
 
@@ -68,8 +70,8 @@ def check_node(settings: EngineSettings, site: Site | None = None) -> None:
             "that is built on it"
         )
     least = _least(DRIVER_FOR_CANN, cann)
-    for name, files in (("driver", DRIVER_FILES), ("firmware", FIRMWARE_FILES)):
-        found = _found([site.root / file for file in files])
+    for name, files, line in (("driver", DRIVER_FILES, VERSION_LINE), ("firmware", FIRMWARE_FILES, PACKAGE_LINE)):
+        found = _found([site.root / file for file in files], line)
         if found and least and found < least:
             raise DeviceError(
                 f"{name} {_text(found)} of the node is too old for CANN {_text(cann or least)}, which needs {_text(least)}: upgrade it, "
@@ -112,12 +114,12 @@ def _cann_files(site: Site) -> list[Path]:
     return [path for home in homes for pattern in CANN_FILES for path in sorted(home.glob(pattern))]
 
 
-def _found(files: list[Path]) -> Version | None:
+def _found(files: list[Path], line: re.Pattern[str] = VERSION_LINE) -> Version | None:
     """The version that the first readable file names."""
     for path in files:
         try:
             with path.open("rb") as file:
-                match = VERSION_LINE.search(file.read(MAX_BYTES).decode(errors="replace"))
+                match = line.search(file.read(MAX_BYTES).decode(errors="replace"))
         except OSError:
             continue
         if match:

@@ -33,6 +33,7 @@ class Node:
         self.write("dev/davinci0", "")
         self.write("dev/davinci_manager", "")
         self.write("usr/local/Ascend/driver/version.info", DRIVER)
+        self.write("usr/local/Ascend/firmware/version.info", FIRMWARE)
         self.write("usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info", CANN)
 
     def write(self, path: str, text: str) -> None:
@@ -76,7 +77,11 @@ def test_what_is_not_mounted_is_no_refusal(node: Node) -> None:
             "Version=24.1.rc3\n",
             r"driver 24\.1 of the node is too old for CANN 8\.5, which needs 25\.5",
         ),
-        ("usr/local/Ascend/firmware/version.info", "Version=25.2.0\n", r"firmware 25\.2 of the node is too old .*: upgrade the node"),
+        (
+            "usr/local/Ascend/firmware/version.info",
+            FIRMWARE.replace("25.5.1", "25.2.0"),
+            r"firmware 25\.2 of the node is too old .*: upgrade the node",
+        ),
         (
             "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info",
             CANN.replace("8.5.0", "8.2.RC1"),
