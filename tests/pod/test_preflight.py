@@ -80,7 +80,7 @@ def test_what_is_not_mounted_is_no_refusal(node: Node) -> None:
         (
             "usr/local/Ascend/firmware/version.info",
             FIRMWARE.replace("25.5.1", "25.2.0"),
-            r"firmware 25\.2 of the node is too old .*: upgrade the node",
+            r"firmware 25\.2 of the node is too old .*: upgrade it",
         ),
         (
             "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info",

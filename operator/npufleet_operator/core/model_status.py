@@ -53,7 +53,7 @@ def model_status(o: Outcome, measured: Measured, now: datetime) -> AscendModelSt
     _accepted(conditions, o)
     _capacity(conditions, o)
     _available(conditions, o, trouble)
-    _rolled_out(conditions, o)
+    _rolled_out(conditions, o, trouble)
     _routed(conditions, o)
     _pinned(conditions, o)
     _effective(conditions, o.model.spec)
@@ -137,7 +137,7 @@ def _idle_reason(o: Outcome, trouble: Trouble | None) -> tuple[Reason, str]:
     return Reason.LOADING, "replicas are being created"
 
 
-def _rolled_out(conditions: Conditions, o: Outcome) -> None:
+def _rolled_out(conditions: Conditions, o: Outcome, trouble: Trouble | None) -> None:
     old = len(o.replicas.outdated)
     if o.refusal or o.plan is None:
         conditions.set(ModelCondition.ROLLED_OUT, None, Reason.PENDING, "not planned: what runs is kept as it is")
@@ -161,8 +161,15 @@ def _rolled_out(conditions: Conditions, o: Outcome) -> None:
             False,
             Reason.ROLLING_OUT,
             f"revision {o.plan.revision}: {len(o.replicas.current)} of {o.desired} replicas, {old} to be replaced, "
-            f"{o.replicas.leaving} leaving",
+            f"{o.replicas.leaving} leaving{_stuck(trouble)}",
         )
+
+
+def _stuck(trouble: Trouble | None) -> str:
+    """What keeps a new replica from taking over, where it is more than time."""
+    if trouble is None or trouble.reason in (Reason.LOADING, Reason.FETCHING):
+        return ""
+    return f"; {trouble.reason}: {trouble.message}"
 
 
 def _routed(conditions: Conditions, o: Outcome) -> None:
