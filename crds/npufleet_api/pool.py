@@ -345,7 +345,7 @@ class GatewayTemplate(ApiModel):
         json_schema_extra=LIST_SET,
     )
     http_route: GatewayRoute | None = spec_field(
-        "HTTPRoute to the pool's own gateway; needs the Gateway API's CRDs when the operator starts.", Change.LIVE, default=None
+        "HTTPRoute to the pool's own gateway; needs the Gateway API's CRDs.", Change.LIVE, default=None
     )
 
     replicas: int = spec_field("Gateway replicas.", Change.LIVE, ge=1, le=64, default=1)

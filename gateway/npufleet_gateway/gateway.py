@@ -71,7 +71,7 @@ class Gateway:
         self.accounting = Accounting(clock, settings.window_seconds, time.time, self.metrics.missed)
         self.collector = Collector(self.view, self.metrics, settings, clock, self.balancer.reported)
         self.pool = PoolStore(settings.pool)
-        self.keys = KeyRing(settings.keys_dir)
+        self.keys = KeyRing(settings.keys_dir, lambda: self.pool.classes)
         self.admission = Admission(clock, settings, self._slots, lambda: self.pool.classes)
         self.holder = Holder(self.view, settings)
         self.hedges = Hedges(settings.hedging) if settings.hedging is not None else None
@@ -243,6 +243,7 @@ class Gateway:
     def _samples(self) -> list[Sample]:
         return samples(
             self.view,
+            self.keys,
             self.admission,
             self.holder,
             self.reflectors,

@@ -20,7 +20,7 @@ import fnmatch
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,12 +103,21 @@ def parse_key(name: str, text: bytes) -> tuple[bytes, ApiKey]:
 class KeyRing:
     """The keys that are valid now. Without a folder the door is open, and nobody is asked."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, classes: Callable[[], Collection[str]] = tuple) -> None:
+        """classes: those of the pool; empty while they are not known."""
         self._folder = folder
+        self._classes = classes
+        self.unknown_classes: frozenset[tuple[str, str]] = frozenset()
+        """Keys that name classes which the pool does not have, and those classes."""
         self._keys: dict[bytes, tuple[bytes, ApiKey]] = {}
         self._seen: object = None
         self.refused: tuple[str, ...] = ()
         """Files that hold no usable key."""
+
+    @property
+    def valid(self) -> int:
+        """Keys that open the door."""
+        return len(self._keys)
 
     @property
     def required(self) -> bool:
@@ -145,6 +154,8 @@ class KeyRing:
                 if len(text) > MAX_FILE_BYTES:
                     raise ValueError(f"more than {MAX_FILE_BYTES} bytes")  # told like any other fault of the file
                 digest, key = parse_key(path.name, text)
+                if digest[:8] in keys:
+                    raise ValueError(f"key: the same as that of {keys[digest[:8]][1].name}; each entry needs a key of its own")
             except (OSError, ValueError) as error:
                 reason = type(error).__name__ if isinstance(error, OSError) else str(error)
                 logger.error("API key %s is refused: %s", path.name, reason)  # the reason is all there is
@@ -159,6 +170,23 @@ class KeyRing:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await asyncio.to_thread(self.load)
+            self.tell_unknown_classes()
+
+    def tell_unknown_classes(self) -> None:
+        """Log once each class that a key names and the pool does not have."""
+        classes = self._classes()
+        named = (
+            (key.name, name) for _, key in self._keys.values() for name in {*key.claims, *((key.class_name,) if key.class_name else ())}
+        )
+        found = frozenset(pair for pair in named if classes and pair[1] not in classes)
+        for key, name in sorted(found - self.unknown_classes):
+            logger.error(
+                "API key %s names the class %r, which the pool does not have (%s): its requests have no guarantee and the lowest priority",
+                key,
+                name[:64],
+                ", ".join(sorted(classes)),
+            )
+        self.unknown_classes = found
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

@@ -10,6 +10,7 @@ from npufleet_gateway.admission import Admission
 from npufleet_gateway.balancer import Balancer
 from npufleet_gateway.breaker import BreakerState
 from npufleet_gateway.hold import Holder
+from npufleet_gateway.keys import KeyRing
 from npufleet_gateway.metrics import Sample
 from npufleet_gateway.reflector import Reflector
 from npufleet_gateway.routing import ModelKey, ReplicaState
@@ -18,6 +19,7 @@ from npufleet_gateway.view import ClusterView
 
 def samples(
     view: ClusterView,
+    keys: KeyRing,
     admission: Admission,
     holder: Holder,
     reflectors: Iterable[Reflector],
@@ -31,6 +33,11 @@ def samples(
     found = [Sample("npufleet_gateway_ready", "Whether the gateway takes new connections.", float(ready))]
     if view_age_seconds is not None:
         found.append(Sample("npufleet_gateway_view_age_seconds", "Age of the view of models and pods.", view_age_seconds))
+    if keys.required:
+        text = "Entries of the Secret of API keys: usable, refused, or usable but of a class that the pool does not have."
+        unknown = {name for name, _ in keys.unknown_classes}
+        for state, count in (("valid", keys.valid), ("refused", len(keys.refused)), ("unknown_class", len(unknown))):
+            found.append(Sample("npufleet_gateway_api_keys", text, count, (("state", state),)))
     for kind, unparsable in (("AscendModel", view.models.unparsable), ("Pod", view.pods.unparsable)):
         text = "Objects that cannot be parsed."
         found.append(Sample("npufleet_gateway_unparsable_objects", text, unparsable, (("kind", kind),)))

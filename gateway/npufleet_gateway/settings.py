@@ -20,7 +20,7 @@ class GatewaySettings:
     monitor_port: int = MONITOR_PORT
     max_body_bytes: int = 16 * 1024 * 1024
     body_timeout_seconds: float = 60
-    """A client that stops in the middle of its body is answered 408 after this."""
+    """A body that is not there by then is answered 408: also one that comes byte by byte."""
     connect_timeout_seconds: float = 2
     upstream_idle_seconds: float = 600
     """A replica that sends nothing for so long has failed: the longest prefill or unstreamed answer must fit."""

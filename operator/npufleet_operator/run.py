@@ -6,24 +6,28 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from npufleet_api.contract import MANAGED_BY, MANAGED_BY_LABEL, OPERATOR_PORT
 from npufleet_operator.collector import spare_plans_the_collector
+from npufleet_operator.core.observed import OperatorConfig
 from npufleet_operator.errors import ApiError
 from npufleet_operator.handlers import watch
 from npufleet_operator.settings import OperatorSettings
 from npufleet_operator.shell.client import KubeClient
-from npufleet_operator.shell.crd_check import check_crds, present_kinds
+from npufleet_operator.shell.crd_check import check_crds
 from npufleet_operator.shell.events import EventRecorder
-from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, OPTIONAL, POD, POOL
+from npufleet_operator.shell.kinds import CHILDREN, DEPLOYMENT, MODEL, NAMESPACE, NODE, POD, POOL
 from npufleet_operator.shell.mirror import Mirror
+from npufleet_operator.shell.optional_kinds import OptionalKinds
 from npufleet_operator.shell.pool_task import PoolTask
 from npufleet_operator.shell.recorder import PlanRecorder
 from npufleet_operator.shell.supervisor import Supervisor
@@ -61,14 +65,18 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         mirror = Mirror()
         watched = watched_kinds()
-        watchdog = Watchdog(client, mirror, watched)
+        optional = OptionalKinds(client, mirror, OURS)
+        watchdog = Watchdog(client, mirror, watched, optional.present)
 
         def wall() -> datetime:
             return datetime.now(UTC)
 
         events = EventRecorder(client, wall)
-        config = settings.config()
+        fixed = settings.config()
         recorder = PlanRecorder(Path(settings.record_plans), settings.record_limit_mi * MEBIBYTE) if settings.record_plans else None
+
+        def config() -> OperatorConfig:
+            return replace(fixed, optional_kinds=optional.names)
 
         def make_task(name: str) -> PoolTask:
             return PoolTask(name, client, mirror, session, events, config, time.monotonic, wall, recorder)
@@ -83,30 +91,23 @@ async def run(settings: OperatorSettings, port: int = OPERATOR_PORT) -> None:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, port=port).start()
-        optional = await _prime(client, watchdog, stop)
-        if optional is None:
+        if not await _prime(client, watchdog, optional, stop):
             return
-        config = replace(config, optional_kinds=frozenset(item.kind.kind for item in optional))
-        watched += optional
         primed.set()
         spare_plans_the_collector()
         logger.info("started", extra={"namespace": settings.namespace, "pools": len(mirror.pools), "models": len(mirror.models)})
+        watches = watch(mirror, watchdog, (*watched, *optional.watched), stop, watching)
         await _until_stopped(
-            stop, watchdog, supervisor, asyncio.create_task(watch(mirror, watchdog, watched, stop, watching), name="watches")
+            stop, {"watches": watches, "pools": supervisor.run(), "watchdog": watchdog.run(), "optional-kinds": optional.run()}
         )
     logger.info("stopped")
 
 
-async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) -> tuple[Watched, ...] | None:
-    """Nothing is planned before everything was listed once. The optional kinds that are there and watched too; None when asked to stop
-    meanwhile.
-    """
-    optional: tuple[Watched, ...] | None = None
+async def _prime(client: KubeClient, watchdog: Watchdog, optional: OptionalKinds, stop: asyncio.Event) -> bool:
+    """Nothing is planned before everything was listed once. False when asked to stop meanwhile."""
     while not stop.is_set():
         try:
-            if optional is None:
-                optional = tuple(Watched(kind, label_selector=OURS) for kind in await present_kinds(client, OPTIONAL))
-                watchdog.watch_too(optional)
+            await optional.refresh()
             await watchdog.prime()
             await check_crds(client)
         except ApiError as error:
@@ -117,17 +118,13 @@ async def _prime(client: KubeClient, watchdog: Watchdog, stop: asyncio.Event) ->
             except TimeoutError:
                 continue
         else:
-            return optional
-    return None
+            return True
+    return False
 
 
-async def _until_stopped(stop: asyncio.Event, watchdog: Watchdog, supervisor: Supervisor, watches: asyncio.Task[None]) -> None:
+async def _until_stopped(stop: asyncio.Event, loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     """The first of these tasks to end, ends all; an error ends the process with it."""
-    tasks = [
-        watches,
-        asyncio.create_task(supervisor.run(), name="pools"),
-        asyncio.create_task(watchdog.run(), name="watchdog"),
-    ]
+    tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     await asyncio.wait([*tasks, stopping := asyncio.create_task(stop.wait(), name="stop")], return_when=asyncio.FIRST_COMPLETED)
     failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception()]
     stop.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,10 @@ import httpx
 import pytest
 
 from demo.install import NAMESPACE, apply
-from npufleet_operator.core.naming import gateway_child
+from devcluster import Cluster
+from npufleet_api.contract import COMPONENT_LABEL, GATEWAY_PORT, GATEWAY_TLS_PORT, POOL_LABEL
+from npufleet_operator.core.naming import gateway_child, slug
+from support.certificate import write_certificate
 from support.team import Json, Team, settled
 from support.tiny_model import write_tiny_model
 
@@ -70,6 +74,55 @@ def test_keys_decide_who_may_ask_for_what_and_are_changed_without_a_restart(own_
         assert not any(key in log() for key in ("sk-first", "sk-second", "sk-other"))
     finally:
         cluster.run_kubectl("-n", NAMESPACE, "delete", "secret", name, "--ignore-not-found")
+
+
+def test_a_pool_may_serve_its_clients_with_tls_alone_while_probes_and_reports_go_on(
+    own_pool: Callable[..., Team], installed: Cluster, tmp_path: Path
+) -> None:
+    name = "gateway-tls"
+    write_certificate(tmp_path, "gateway")
+    files = {file: base64.b64encode((tmp_path / file).read_bytes()).decode() for file in ("tls.crt", "tls.key")}
+    secret = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": {"name": name, "namespace": NAMESPACE}}
+    apply(installed, [{**secret, "data": files}])
+    try:
+        team = own_pool(gateway={"tlsSecretName": name, "tlsOnly": True, "hedging": {"budgetPercent": 5}})
+        team.apply_model("tiny", slo={"ttftMilliseconds": 60_000})
+        team.wait_ready("tiny")
+        host, port = _gateway_at(team)
+        assert port == GATEWAY_TLS_PORT
+        body = {"model": f"{team.namespace}/tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+        def ask(url: str) -> int:
+            return httpx.post(f"{url}/v1/chat/completions", json=body, verify=False, timeout=60).status_code  # noqa: S501 - a certificate of the test's own
+
+        settled("an answer", lambda: ask(f"https://{host}:{port}") == 200)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{host}:{GATEWAY_PORT}/v1/models", timeout=5)
+        pod = _gateway_pod(team)
+        assert ask(f"http://{pod['status']['podIP']}:{GATEWAY_PORT}") == 403
+        settled("SLO figures by the operator's polls", lambda: _requests(team))
+        assert sum(status["restartCount"] for status in pod["status"]["containerStatuses"]) == 0
+    finally:
+        installed.run_kubectl("-n", NAMESPACE, "delete", "secret", name, "--ignore-not-found")
+
+
+def _gateway_at(team: Team) -> tuple[str, int]:
+    service = json.loads(team.kubectl.cluster.run_kubectl("-n", NAMESPACE, "get", "service", gateway_child(team.pool), "-o", "json"))
+    (port,) = service["spec"]["ports"]
+    return service["spec"]["clusterIP"], port["port"]
+
+
+def _gateway_pod(team: Team) -> Json:
+    selector = f"{COMPONENT_LABEL}=gateway,{POOL_LABEL}={slug(team.pool)}"
+    (pod,) = json.loads(team.kubectl.cluster.run_kubectl("-n", NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))["items"]
+    return dict(pod)
+
+
+def _requests(team: Team) -> bool:
+    pool = json.loads(team.kubectl.cluster.run_kubectl("get", "npool", team.pool, "-o", "json"))
+    url = f"https://{gateway_child(team.pool)}.{NAMESPACE}.svc:{GATEWAY_TLS_PORT}/v1"
+    model = json.loads(team.kubectl("get", "amodel", "tiny", "-o", "json"))
+    return bool(pool["status"]["endpoint"] == url and model["status"].get("slo", {}).get("requests"))
 
 
 @pytest.mark.timeout(600)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.support import loopback, model_object
+from gateway.test_admission import pool_object
 from npufleet_gateway.errors import ApiError
 from npufleet_gateway.keys import ApiKey, KeyRing, RateLimits, parse_key
 
@@ -33,7 +34,12 @@ def bearer(key: str) -> dict[str, str]:
         (f"key: {SECRET}\nsha256: {'a' * 64}", "either key or sha256"),
         ("sha256: ABC", "sha256"),
         (f"key: {SECRET}\nmodel: x", "model"),
-        (f"key: {SECRET}\nrequestsPerMinute: 0", "requestsPerMinute"),
+        (f"key: {SECRET}\nrequestsPerMinute: 0", "requestsPerMinute: Input should be greater than or equal to 1"),
+        (f"key: {SECRET}\ntokensPerMinute: -5", "tokensPerMinute: Input should be greater than or equal to 1"),
+        (f"key: {SECRET}\nrequestsPerMinute: many", "requestsPerMinute: Input should be a valid integer"),
+        (f"key: {SECRET}\nclass: [chat]", "class: Input should be a valid string"),
+        (f"[{{key: {SECRET}}}]", "Input should be"),
+        ("\x00", "not YAML"),
     ],
 )
 def test_a_file_that_is_no_key_says_why_and_never_shows_the_key(text: str, says: str) -> None:
@@ -84,6 +90,50 @@ def test_the_ring_follows_its_folder_and_is_closed_without_one(tmp_path: Path, c
     ring.load()
     with pytest.raises(ApiError):
         ring.identify(headers)
+
+
+def test_a_key_that_two_entries_hold_belongs_to_the_first_and_the_other_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "team-a").write_text(f"key: {SECRET}")
+    (tmp_path / "team-b").write_text(f"sha256: {hashlib.sha256(SECRET.encode()).hexdigest()}")
+    ring = KeyRing(tmp_path)
+    ring.load()
+    found = ring.identify([(b"api-key", SECRET.encode())])
+    assert found is not None
+    assert (found.name, ring.valid, ring.refused) == ("team-a", 1, ("team-b",))
+    assert "the same as that of team-a" in caplog.text
+
+
+def test_classes_that_the_pool_does_not_have_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "team-a").write_text(f"key: {SECRET}\nclass: caht\nclasses: [code]")
+    classes: list[str] = []
+    ring = KeyRing(tmp_path, lambda: classes)
+    ring.load()
+    ring.tell_unknown_classes()
+    assert caplog.text == "", "the pool's classes are not known yet"
+    classes += ["chat", "code"]
+    for _ in range(2):
+        ring.tell_unknown_classes()
+    assert len(caplog.records) == 1
+    assert "API key team-a names the class 'caht'" in caplog.text
+    assert "chat, code" in caplog.text
+    classes.append("caht")
+    ring.tell_unknown_classes()
+    assert ring.unknown_classes == frozenset()
+
+
+async def test_keys_are_counted_in_the_metrics_and_a_class_that_is_not_there_has_the_lowest_priority(tmp_path: Path) -> None:
+    (tmp_path / "team-a").write_text(f"key: {SECRET}\nclass: caht")
+    (tmp_path / "team-b").write_text("nothing")
+    async with loopback(keys_dir=tmp_path) as pool:
+        await pool.engine()
+        pool.gateway.pool.replace([pool_object()])
+        pool.gateway.keys.tell_unknown_classes()
+        async with pool.post(headers=bearer(SECRET)) as response:
+            assert response.status == 200
+        await pool.settled()
+        counted = {state: pool.metric("npufleet_gateway_api_keys", state=state) for state in ("valid", "refused", "unknown_class")}
+        assert counted == {"valid": 1, "refused": 1, "unknown_class": 1}
+        assert pool.metric("npufleet_gateway_requests_total", workload_class="caht", outcome="ok") == 1
 
 
 def test_limits_refill_and_are_shared_among_gateways() -> None:

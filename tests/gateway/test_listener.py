@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ssl
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from gateway.support import eventually, free_port, loopback
 from npufleet_gateway.errors import ConfigurationError
@@ -19,6 +15,7 @@ from npufleet_gateway.gateway import Gateway
 from npufleet_gateway.listener import TlsServer
 from npufleet_gateway.server import GatewayServer
 from npufleet_gateway.settings import GatewaySettings
+from support.certificate import write_certificate
 
 
 async def said(port: int, *parts: bytes) -> bytes:
@@ -63,26 +60,6 @@ async def test_a_body_that_takes_its_time_is_not_the_heads_business() -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         parts = [head, *(bytes([byte]) for byte in body)]
         assert (await said(pool.port, *parts)).startswith(b"HTTP/1.1 200")
-
-
-def write_certificate(folder: Path, name: str) -> None:
-    """A self-signed certificate and its key, as a Secret of type kubernetes.io/tls."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=36500))
-        .sign(key, hashes.SHA256())
-    )
-    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / "tls.key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
-    (folder / "tls.crt").write_bytes(certificate.public_bytes(pem))
 
 
 async def name_at(port: int) -> str:

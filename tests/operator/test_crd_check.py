@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 
 from npufleet_api.crd import ascend_model_crd, inference_pool_crd
-from npufleet_operator.shell.crd_check import check_crds, missing_fields, present_kinds
-from npufleet_operator.shell.kinds import HTTP_ROUTE, OPTIONAL
+from npufleet_operator.shell.crd_check import check_crds, missing_fields
 from support.kube_server import kube_server
 
 PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -28,14 +27,3 @@ async def test_what_fits_and_what_is_absent() -> None:
         assert await check_crds(client) == []
         del server.objects[f"{PATH}/ascendmodels.npufleet.dev"]
         assert await check_crds(client) == ["ascendmodels.npufleet.dev: everything"]
-
-
-async def test_an_optional_kind_is_there_only_with_its_crd_in_the_version_that_is_spoken() -> None:
-    name = "httproutes.gateway.networking.k8s.io"
-    async with kube_server() as (server, client):
-        assert await present_kinds(client, OPTIONAL) == ()
-        old = {"metadata": {"name": name}, "spec": {"versions": [{"name": "v1beta1", "served": True}, {"name": "v1", "served": False}]}}
-        server.put(f"{PATH}/{name}", old)
-        assert await present_kinds(client, OPTIONAL) == ()
-        server.put(f"{PATH}/{name}", {"metadata": {"name": name}, "spec": {"versions": [{"name": "v1", "served": True}]}})
-        assert await present_kinds(client, OPTIONAL) == (HTTP_ROUTE,)

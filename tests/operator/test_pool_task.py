@@ -18,7 +18,7 @@ from support.kube_server import kube_server
 async def test_a_task_that_is_woken_and_cancelled_at_once_ends() -> None:
     async with kube_server() as (_, client), aiohttp.ClientSession() as session:
         events = EventRecorder(client, lambda: datetime.now(UTC))
-        pool = PoolTask("prod", client, Mirror(), session, events, CONFIG, time.monotonic, lambda: datetime.now(UTC))
+        pool = PoolTask("prod", client, Mirror(), session, events, lambda: CONFIG, time.monotonic, lambda: datetime.now(UTC))
         started = pool.last_cycle
         running = asyncio.create_task(pool.run())
         while pool.last_cycle == started:  # noqa: ASYNC110 - a cycle sets no event

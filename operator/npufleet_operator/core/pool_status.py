@@ -172,7 +172,7 @@ def _gateway(conditions: Conditions, gateway: GatewayView) -> None:
         message = "mode External: the site's inference gateway serves; npufleet sees no traffic and changes no number of replicas by it"
         conditions.set(PoolCondition.GATEWAY, True, Reason.GATEWAY_EXTERNAL, message)
     elif gateway.ready_replicas and gateway.route_kind_missing:
-        message = "spec.gateway.httpRoute: the cluster has no HTTPRoute; install the Gateway API's CRDs (v1) and restart the operator"
+        message = "spec.gateway.httpRoute: the cluster has no HTTPRoute; install the Gateway API's CRDs (v1)"
         conditions.set(PoolCondition.GATEWAY, True, Reason.ROUTE_KIND_MISSING, message)
     elif gateway.ready_replicas:
         conditions.set(PoolCondition.GATEWAY, True, Reason.GATEWAY_READY, f"{gateway.ready_replicas} gateway replica(s) serve")

@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from npufleet_operator.errors import UnavailableError, api_error
+from npufleet_operator.errors import NotFoundError, UnavailableError, api_error
 from npufleet_operator.shell.kinds import Kind
 from npufleet_operator.shell.metrics import API_REQUESTS
 
@@ -59,6 +59,14 @@ class KubeClient:
                     item.setdefault("kind", kind.kind)
                     item.setdefault("apiVersion", kind.api_version)
                 return items, int(metadata.get("resourceVersion") or 0)
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server has the kind, by its discovery. Raises ApiError."""
+        try:
+            found = await self._request("GET", f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}")
+        except NotFoundError:
+            return False
+        return any(resource.get("name") == kind.plural for resource in found.get("resources") or [])
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """One object. Raises ApiError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from npufleet_api.crd import ascend_model_crd, inference_pool_crd
@@ -34,16 +34,6 @@ async def check_crds(client: KubeClient) -> list[str]:
     if missing:
         logger.error("the installed CRDs are older than this operator", extra={"missing": missing[:10], "remedy": REMEDY})
     return missing
-
-
-async def present_kinds(client: KubeClient, kinds: Sequence[Kind]) -> tuple[Kind, ...]:
-    """Those of `kinds` that the cluster serves by a CRD, in the version that is spoken here. Raises ApiError."""
-    live = {crd["metadata"]["name"]: crd for crd in (await client.list(CRD))[0]}
-    return tuple(kind for kind in kinds if _serves(live.get(f"{kind.plural}.{kind.group}"), kind.version))
-
-
-def _serves(crd: Mapping[str, Any] | None, version: str) -> bool:
-    return crd is not None and any(v["name"] == version and v.get("served") for v in crd["spec"]["versions"])
 
 
 def _schema(crd: Mapping[str, Any]) -> Mapping[str, Any]:

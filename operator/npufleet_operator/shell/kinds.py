@@ -47,9 +47,7 @@ DEPLOYMENT = Kind("Deployment", "apps", "v1", "deployments")
 """Gateways; watched and written in the operator's own namespace only."""
 HTTP_ROUTE = Kind("HTTPRoute", "gateway.networking.k8s.io", "v1", "httproutes")
 OPTIONAL = (HTTP_ROUTE,)
-"""Kinds of which the cluster may have none; watched, and written in the operator's own namespace, where it had their CRD when the operator
-started.
-"""
+"""Kinds of which the cluster may have none; watched, and written in the operator's own namespace, as long as it has their CRD."""
 
 BY_NAME = {kind.kind: kind for kind in (POOL, MODEL, POD, NODE, NAMESPACE, EVENT, DEPLOYMENT, *CHILDREN, *OPTIONAL)}
 

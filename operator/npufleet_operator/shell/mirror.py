@@ -68,6 +68,10 @@ class Mirror:
         """Tell `listener` which pools may need another plan."""
         self._listeners.append(listener)
 
+    def replan_all(self) -> None:
+        """Something that every plan depends on has changed."""
+        self._notify([ALL_POOLS])
+
     def version(self, identity: ObjectId) -> Version | None:
         """What is known of one object."""
         return self._versions.get(identity)

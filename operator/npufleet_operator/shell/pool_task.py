@@ -63,7 +63,7 @@ class PoolTask:
         mirror: Mirror,
         session: aiohttp.ClientSession,
         events: EventRecorder,
-        config: OperatorConfig,
+        config: Callable[[], OperatorConfig],
         monotonic: Callable[[], float],
         wall: Callable[[], datetime],
         recorder: PlanRecorder | None = None,
@@ -165,7 +165,7 @@ class PoolTask:
             probes=probes,
             traffic=traffic,
             gateway=self._gateway(),
-            config=self._config,
+            config=self._config(),
             fetches=fetches,
             refused=dict(self._applier.refused),
             rivals=tuple(
@@ -182,13 +182,13 @@ class PoolTask:
 
     def _is_gateway(self, pod: PodView) -> bool:
         return (
-            pod.namespace == self._config.namespace
+            pod.namespace == self._config().namespace
             and pod.labels.get(COMPONENT_LABEL) == GATEWAY_COMPONENT
             and pod.labels.get(POOL_LABEL) == self._label
         )
 
     def _gateway(self) -> GatewayView:
-        child = self._mirror.children.get(("Deployment", self._config.namespace, gateway_child(self.name)))
+        child = self._mirror.children.get(("Deployment", self._config().namespace, gateway_child(self.name)))
         if child is None:
             return GatewayView()
         return GatewayView(exists=True, ready_replicas=int((child.body.get("status") or {}).get("readyReplicas", 0)))

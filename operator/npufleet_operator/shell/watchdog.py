@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from npufleet_operator.core.actions import ObjectId
@@ -35,20 +36,20 @@ class Watched:
 class Watchdog:
     """An API outage is not a silent watch: a list that fails says nothing."""
 
-    def __init__(self, client: KubeClient, mirror: Mirror, watched: tuple[Watched, ...]) -> None:
+    def __init__(
+        self, client: KubeClient, mirror: Mirror, watched: tuple[Watched, ...], optional: Callable[[], tuple[Watched, ...]] = tuple
+    ) -> None:
+        """optional: what else is there to compare at the moment."""
         self._client = client
         self._mirror = mirror
         self._watched = watched
+        self._optional = optional
         self._behind_rounds: dict[Kind, int] = {}
         self._relisted = asyncio.Event()
 
-    def watch_too(self, watched: tuple[Watched, ...]) -> None:
-        """Compare these as well from now on."""
-        self._watched += watched
-
     async def prime(self) -> None:
         """Fill the mirror before anything is planned. Raises ApiError."""
-        for watched in self._watched:
+        for watched in (*self._watched, *self._optional()):
             items, version = await self._client.list(watched.kind, watched.namespace, watched.label_selector)
             self._heal(watched.kind, items, version)
 
@@ -66,7 +67,7 @@ class Watchdog:
             except TimeoutError:
                 pass
             self._relisted.clear()
-            for watched in self._watched:
+            for watched in (*self._watched, *self._optional()):
                 try:
                     await self.check(watched, GRACE_SECONDS)
                 except ApiError as error:
