@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from npufleet_gateway.affinity import load_bound, weight
 from npufleet_gateway.breaker import Breaker, BreakerState
-from npufleet_gateway.prediction import KV_FULL_PERCENT, ReplicaFigures, Speed, Speeds, cost_seconds, known_speeds, trust
+from npufleet_gateway.prediction import KV_FULL_PERCENT, ReplicaFigures, Speed, Speeds, cost_seconds, known_speeds, levelled, trust
 from npufleet_gateway.prefix_index import PrefixIndex
 from npufleet_gateway.prompt import NO_PROMPT, Prompt
 from npufleet_gateway.routing import ModelKey, Replica
@@ -173,7 +173,7 @@ class Balancer:
         replica, load = candidates[number], loads[number]
         lease = Lease(self, load, replica, prompt.tokens - prompt.tokens_to(depths.get(replica.pod_uid, 0)))
         if not prompt.streams:
-            prefill, _ = _speeds(load, self.typical(replica.model_key).speeds, now, alone=self._gateways() <= 1)
+            ((prefill, _),) = _speeds([load], self.typical(replica.model_key).speeds, now, alone=self._gateways() <= 1)
             load.blind.append((lease.expected(prefill), lease))
         self._picks += 1
         load.last_pick = self._picks
@@ -283,14 +283,14 @@ class Balancer:
         if shared < len(prompt.hashes) and max(depths.values(), default=0) <= shared and gateways > 1:
             supposed = max(eligible, key=lambda number: weight(prompt.hashes[shared], candidates[number].pod_uid))
             supposed_tokens = prompt.tokens
-        typical = self.typical(candidates[0].model_key).speeds
+        speeds = _speeds(loads, self.typical(candidates[0].model_key).speeds, now, alone=gateways <= 1)
         common = prompt.tokens_to(shared)
         mean = max(1.0, sum(held) / len(held))
         best, best_rank = eligible[0], (float("inf"), 0.0, 0)
         for number in eligible:
             load = loads[number]
             cached = supposed_tokens if number == supposed else prompt.tokens_to(depths.get(candidates[number].pod_uid, 0))
-            prefill, tpot = _speeds(load, typical, now, alone=gateways <= 1)
+            prefill, tpot = speeds[number]
             ahead = load.prefill_tokens + _foreign_ahead(load, prompt.tokens, now)
             # What many begin with, every replica will hold: it is computed there once, and then serves them all.
             once = max(0, common - cached)
@@ -324,17 +324,20 @@ class Balancer:
         return max(within, key=lambda number: weight(session, candidates[number].pod_uid))
 
 
-def _speeds(load: _Load, typical: Speeds, now: float, *, alone: bool) -> tuple[float, float]:
-    """Seconds per prompt token and per output token; `alone` says that this is the pool's only gateway."""
-    figures, measured = load.figures, load.measured
-    fresh = figures is not None and trust(now - figures.time) > 0
-    prefill = figures.prefill_seconds_per_token if figures is not None and fresh else None
-    tpot = measured.tpot.value
-    if prefill is None and alone:
-        prefill = measured.prefill.value
-    if tpot is None and figures is not None and fresh:
-        tpot = figures.tpot_seconds
-    return known_speeds((Speeds(prefill, tpot), typical))
+def _speeds(loads: Sequence[_Load], typical: Speeds, now: float, *, alone: bool) -> list[tuple[float, float]]:
+    """Seconds per prompt token and per output token of each; `alone` says that this is the pool's only gateway."""
+    prefill: list[float | None] = []
+    tpot: list[float | None] = []
+    for load in loads:
+        figures, measured = load.figures, load.measured
+        reported = Speeds()
+        if figures is not None and trust(now - figures.time) > 0:
+            reported = Speeds(figures.prefill_seconds_per_token, figures.tpot_seconds)
+        own = measured.prefill.value if alone and reported.prefill is None else reported.prefill
+        prefill.append(own)
+        tpot.append(reported.tpot if (value := measured.tpot.value) is None else value)
+    usual_prefill, usual_tpot = known_speeds((typical,))
+    return list(zip(levelled(prefill, usual_prefill), levelled(tpot, usual_tpot), strict=True))
 
 
 def _foreign_ahead(load: _Load, tokens: int, now: float) -> float:

@@ -10,7 +10,7 @@ answers by this gateway, else by the monitor, else on all replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 EXPECTED_OUTPUT_TOKENS = 256
@@ -26,6 +26,8 @@ DEFAULT_TPOT_SECONDS = 0.04
 """Until a replica, or another of its model, was measured. Order of magnitude of a 13 B model on one 910B."""
 REPORT_TRUST_SECONDS = 30.0
 """A report's weight falls from 1 to 0 over this age."""
+NOISE = 0.25
+"""Speeds that differ by less are taken to be the same."""
 MEMORY_SAMPLES = 50.0
 """Speeds forget: after so many further requests a measurement counts for 1/e."""
 KV_FULL_PERCENT = 95.0
@@ -84,6 +86,17 @@ def known_speeds(sources: Iterable[Speeds]) -> tuple[float, float]:
         prefill = source.prefill if prefill is None else prefill
         tpot = source.tpot if tpot is None else tpot
     return (DEFAULT_PREFILL_SECONDS_PER_TOKEN if prefill is None else prefill, DEFAULT_TPOT_SECONDS if tpot is None else tpot)
+
+
+def levelled(values: Sequence[float | None], otherwise: float) -> list[float]:
+    """Speeds of replicas without what is noise among them: whose is not known, or close to the median, has the median.
+
+    Without any that is known the median is `otherwise`. A replica that was not measured yet must look neither fast nor slow beside those
+    that were, and small differences must not send every new conversation to one replica's cache.
+    """
+    known = sorted(value for value in values if value is not None)
+    usual = known[len(known) // 2] if known else otherwise
+    return [usual if value is None or abs(value - usual) <= NOISE * usual else value for value in values]
 
 
 def trust(age_seconds: float) -> float:

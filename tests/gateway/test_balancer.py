@@ -279,6 +279,20 @@ def test_what_other_gateways_queue_at_a_replica_does_not_make_it_look_slow() -> 
     assert min(homes.values()) > 8
 
 
+def test_a_replica_that_nobody_has_measured_gets_its_share_beside_one_that_reports() -> None:
+    clock = Clock()
+    for gateways in (1, 2):
+        balancer = Balancer(clock, lambda gateways=gateways: gateways)  # type: ignore[misc]  # the default binds the loop's value
+        among = replicas(2)
+        balancer.reported(among[0].pod_uid, ReplicaFigures(clock.now, prefill_seconds_per_token=1e-6, tpot_seconds=0.001))
+        found = Counter(where(balancer, among, text(f"{n:04d}" * 2000)).pod_name for n in range(40))
+        assert min(found["r0"], found["r1"]) > 8, gateways
+    balancer = Balancer(clock)
+    for replica, seconds in zip(among, (1e-4, 1.1e-4), strict=True):
+        balancer.reported(replica.pod_uid, ReplicaFigures(clock.now, prefill_seconds_per_token=seconds))
+    assert Counter(where(balancer, among, text(f"{n:04d}" * 2000)).pod_name for n in range(40)) == {"r0": 20, "r1": 20}
+
+
 def test_other_gateways_are_taken_to_fill_caches_as_this_one_does() -> None:
     clock = Clock()
     balancer = Balancer(clock, lambda: 2)

@@ -14,6 +14,7 @@ from npufleet_gateway.prediction import (
     Speeds,
     cost_seconds,
     known_speeds,
+    levelled,
     trust,
 )
 
@@ -30,6 +31,22 @@ def test_trust_falls_with_age_and_is_never_negative() -> None:
 def test_the_first_known_speed_counts_and_each_by_itself() -> None:
     assert known_speeds([Speeds(prefill=1), Speeds(prefill=2, tpot=3), Speeds(tpot=4)]) == (1, 3)
     assert known_speeds([]) == (DEFAULT_PREFILL_SECONDS_PER_TOKEN, DEFAULT_TPOT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([None, None], [7, 7]),
+        ([2.0, None], [2, 2]),
+        ([2.0, 2.2, 1.9], [2, 2, 2]),
+        ([2.0, 2.0, 8.0, None], [2, 2, 8, 2]),
+        ([1.0, 4.0], [1, 4]),
+    ],
+)
+def test_who_was_not_measured_is_taken_for_the_others_and_small_differences_for_none(
+    values: list[float | None], found: list[float]
+) -> None:
+    assert levelled(values, 7) == found
 
 
 def test_a_speed_follows_what_is_measured_and_long_prompts_count_for_more() -> None:
