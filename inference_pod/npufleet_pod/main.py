@@ -120,6 +120,7 @@ def _calibrate(settings_path: Path, output: Path, text: Path | None, int8_kv: bo
 def _serve(
     settings_path: Path, host: str | None, port: int, admin_port: int, log_level: str, keys_folder: Path | None, started: float
 ) -> None:
+    from npufleet_pod.engine.encoding import inspect_encoder
     from npufleet_pod.engine.model_files import inspect_model
     from npufleet_pod.model_hold import hold_model
     from npufleet_pod.preflight import check_node
@@ -135,7 +136,7 @@ def _serve(
     with contextlib.ExitStack() as stack:
         sockets = Sockets(stack.enter_context(bind(host, port)), stack.enter_context(bind(host, admin_port)))
         stack.enter_context(hold_model(Path(settings.model_path)))
-        files = inspect_model(settings)
+        files = inspect_encoder(settings) or inspect_model(settings)
         template = load_chat_template(files.path)
         api_keys = None if keys_folder is None else ApiKeys(keys_folder)
         if api_keys is not None:

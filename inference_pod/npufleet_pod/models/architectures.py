@@ -93,4 +93,4 @@ CHATGLM_ARCHITECTURES = frozenset(name for name, architecture in ARCHITECTURES.i
 ENCODER_ARCHITECTURES = frozenset(
     {"BertModel", "BertForMaskedLM", "BertForSequenceClassification", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel"}
 )
-"""Families that `encoder.py` computes; the server has no door for their answers yet."""
+"""Families that `encoder.py` computes, for embeddings."""

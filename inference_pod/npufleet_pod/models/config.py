@@ -248,7 +248,7 @@ def _architecture(document: Mapping[str, Any], file: str) -> tuple[str, Architec
         raise ModelError(f"{file}: architectures: {shorten(named)} names none: use the config.json that belongs to the weights")
     known = ARCHITECTURES.get(named[0])
     if known is None:
-        what = "is an encoder, which the server has no endpoint for" if named[0] in ENCODER_ARCHITECTURES else "is not served"
+        what = "is an encoder, which writes no text" if named[0] in ENCODER_ARCHITECTURES else "is not served"
         raise ModelError(f"{file}: architectures: {shorten(named[0])} {what}: use a model of {', '.join(ARCHITECTURES)}")
     return named[0], known
 

@@ -39,6 +39,11 @@ class EncoderConfig:
         """Tokens of a sequence."""
         return self.positions - self.first_position
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """None: an encoder writes no text."""
+        return frozenset()
+
 
 class _HubEncoder(BaseModel):
     """config.json as the hub's tools write it."""

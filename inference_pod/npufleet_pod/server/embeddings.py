@@ -75,7 +75,11 @@ async def _tokens(serving: Serving, body: EmbeddingBody, given: str | list[int])
     if not tokens:
         raise InvalidRequestError("input holds a text without tokens: leave it out", "input")
     if keep is not None and keep != 0:
-        tokens = tokens[-(limit if keep == -1 else keep) :]
+        count = limit if keep == -1 else keep
+        if serving.encodes and len(tokens) > count > 1:
+            # An encoder's text begins and ends with tokens that it was trained with.
+            tokens = [*tokens[: count - 1], tokens[-1]]
+        tokens = tokens[-count:]
     if len(tokens) > limit:
         raise ContextLengthError(
             f"an input has {len(tokens)} tokens, the model holds {limit}: shorten it, or truncate_prompt_tokens", "input"

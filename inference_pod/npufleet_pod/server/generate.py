@@ -93,6 +93,8 @@ async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> li
 
 def _check(serving: Serving, body: GenerationBody) -> None:
     serving.check_model(body.model)
+    if serving.encodes:
+        raise InvalidRequestError("this model is an encoder and writes no text: ask /v1/embeddings", "model")
     serving.lifecycle.check_admits()
     body.check(serving.files.config.vocab_size)
 

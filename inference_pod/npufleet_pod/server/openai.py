@@ -101,7 +101,6 @@ def _add_health(app: FastAPI, serving: Serving) -> None:
 
 def _add_models(app: FastAPI, serving: Serving) -> None:
     def describe(name: str) -> dict[str, Any]:
-        limits = serving.loaded_limits
         return {
             "id": name,
             "object": "model",
@@ -109,7 +108,7 @@ def _add_models(app: FastAPI, serving: Serving) -> None:
             "owned_by": "npufleet",
             "root": serving.settings.served_name,
             "parent": None if name == serving.settings.served_name else serving.settings.served_name,
-            "max_model_len": None if limits is None else limits.max_model_length,
+            "max_model_len": serving.max_model_length,
         }
 
     @app.get("/v1/models")
@@ -162,7 +161,7 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
         tokens = await encode(serving, text, add_special_tokens=special)
         strings = [serving.files.tokenizer.piece(token) for token in tokens] if body.return_token_strs else None
-        return {"count": len(tokens), "max_model_len": serving.limits.max_model_length, "tokens": tokens, "token_strs": strings}
+        return {"count": len(tokens), "max_model_len": serving.max_model_length, "tokens": tokens, "token_strs": strings}
 
     @app.post("/detokenize", openapi_extra=_body(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -17,7 +17,9 @@ from fastapi import FastAPI
 
 from npufleet_api.contract import POD_NAME_ENV, EngineState
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.encoding import EncoderFiles, load_encoder_engine
 from npufleet_pod.engine.engine import Engine
+from npufleet_pod.engine.loaded import LoadedEngine
 from npufleet_pod.engine.loading import load_engine
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.errors import DrainDeadlineError, HandedBackError, StartError
@@ -64,15 +66,25 @@ def bind(host: str | None, port: int) -> socket.socket:
 
 async def serve(
     settings: EngineSettings,
-    files: ModelFiles,
+    files: ModelFiles | EncoderFiles,
     template: ChatTemplate,
     sockets: Sockets,
     started: float,
     api_keys: ApiKeys | None = None,
+    load: Callable[[Callable[[], bool]], LoadedEngine] | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT has been obeyed. started: time.monotonic() of the process's begin. Raises what ends the engine."""
+    """Run until SIGTERM or SIGINT has been obeyed. started: time.monotonic() of the process's begin. Raises what ends the engine.
+
+    load: makes the engine, as `Engine` takes it; None: as `files` say.
+    """
     metrics = EngineMetrics(settings.served_name)
-    engine = Engine(lambda keep_going: load_engine(settings, files, keep_going), metrics, settings.seed)
+
+    def load_files(keep_going: Callable[[], bool]) -> LoadedEngine:
+        if isinstance(files, EncoderFiles):
+            return load_encoder_engine(settings, files, keep_going)
+        return load_engine(settings, files, keep_going)
+
+    engine = Engine(load or load_files, metrics, settings.seed)
 
     def end_all() -> None:
         engine.abort_all(DrainDeadlineError("the replica's drain ran out of time: send the request again"))
@@ -129,7 +141,10 @@ async def _live(serving: Serving, stop: asyncio.Event, started: float) -> None:
 
 
 async def _load(serving: Serving, started: float) -> None:
-    _, loaded = await asyncio.gather(serving.grammars.warm(), serving.engine.wait_ready())
+    if serving.encodes:
+        loaded = await serving.engine.wait_ready()
+    else:
+        _, loaded = await asyncio.gather(serving.grammars.warm(), serving.engine.wait_ready())
     serving.loaded_limits = loaded.limits
     seconds = time.monotonic() - started
     host = loaded.tiers.host

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from npufleet_api.model import ToolCallFormat
 from npufleet_api.settings import EngineSettings
+from npufleet_pod.engine.encoding import EncoderFiles
 from npufleet_pod.engine.engine import Engine
 from npufleet_pod.engine.model_files import ModelFiles
 from npufleet_pod.engine.request import Pooling
@@ -28,7 +29,7 @@ class Serving:
     """One model as it is served."""
 
     settings: EngineSettings
-    files: ModelFiles
+    files: ModelFiles | EncoderFiles
     template: ChatTemplate
     engine: Engine
     lifecycle: Lifecycle
@@ -63,8 +64,21 @@ class Serving:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """How the model's states become a vector: as it says, else by the last token, which alone has seen all of a decoder's prompt."""
-        return load_pooling(self.files.path, Pooling.LAST)
+        """How the model's states become a vector: as it says, else an encoder's by their mean (sentence-transformers' default), a decoder's
+        by the last token, which alone has seen all of the prompt."""
+        return load_pooling(self.files.path, Pooling.MEAN if self.encodes else Pooling.LAST)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the model makes vectors only."""
+        return isinstance(self.files, EncoderFiles)
+
+    @property
+    def max_model_length(self) -> int | None:
+        """Tokens of prompt and answer that the model holds; None while it loads."""
+        limits = self.loaded_limits
+        # An encoder's text is followed by the one token that the engine counts for it.
+        return None if limits is None else limits.max_model_length - self.encodes
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
