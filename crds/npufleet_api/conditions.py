@@ -108,6 +108,7 @@ class Reason(StrEnum):
     CREATE_REFUSED = "CreateRefused"
     # RolledOut
     ROLLING_OUT = "RollingOut"
+    PRELOADING = "Preloading"
     WAITING_FOR_SPARE = "WaitingForSpareNPUs"
     ROLLED_OUT = "RolledOut"
     # Routed

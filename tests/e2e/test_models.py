@@ -87,6 +87,16 @@ def test_a_model_of_a_hub_is_fetched_once_and_served_from_the_nodes_cache(
         assert len(hub.requests) == seen
         assert team.model("hub")["status"]["source"]["cachedSeconds"] > 0
 
+        # A new revision is on the node before a replica is replaced, and then starts from the cache.
+        hub.commit_files("c" * 40, {**files, "LICENSE": b"another one"})
+        team.apply_model("hub", model={**model, "revision": "c" * 40})
+        team.wait_condition("hub", "RolledOut", "False", "Preloading")
+        team.wait_ready("hub", 240)
+        status = team.model("hub")["status"]
+        assert status["source"]["revision"] == "c" * 40
+        assert "fetchSeconds" not in status["source"] or status["source"]["fetchSeconds"] == 0
+        assert not team.kubectl("get", "jobs", "-o", "name").strip()
+
         # A revision that is not there is told, and what serves goes on.
         team.apply_model("hub", model={**model, "revision": "no-such"})
         told = team.wait_condition("hub", "RolledOut", "False")

@@ -18,6 +18,8 @@ from npufleet_operator.core.naming import pod_name, settings_child
 from npufleet_operator.core.objects.disruption_budget import build_disruption_budget
 from npufleet_operator.core.objects.pod import build_pod
 from npufleet_operator.core.observed import ModelView, PodView
+from npufleet_operator.core.preloading import NONE as NOTHING_TO_PRELOAD
+from npufleet_operator.core.preloading import Preloading
 from npufleet_operator.core.replicas import Replicas, Situation, Steps, replace_in_place, retire, spare, steps, wind_down
 
 HOLDS = frozenset(
@@ -49,6 +51,8 @@ class ModelPlan:
     creates: tuple[CreatePod, ...] = ()
     choices: tuple[Choice, ...] = ()
     waits_for_spare: bool = False
+    preloading: int = 0
+    """Caches that the rollout waits for."""
     short: Refusal | None = None
     """Why fewer replicas run than are wanted, where NPUs are the reason."""
 
@@ -58,7 +62,14 @@ class ModelPlan:
         return self.situation.desired
 
 
-def propose(model: ModelView, situation: Situation, target: Target, design: Design | None, refusal: Refusal | None) -> ModelPlan:
+def propose(
+    model: ModelView,
+    situation: Situation,
+    target: Target,
+    design: Design | None,
+    refusal: Refusal | None,
+    preload: Preloading = NOTHING_TO_PRELOAD,
+) -> ModelPlan:
     """What the model needs, before NPUs are handed out. A refused model keeps what runs; drains that have begun go on."""
     if design is None or refusal is not None:
         wound = wind_down(situation)
@@ -66,7 +77,11 @@ def propose(model: ModelView, situation: Situation, target: Target, design: Desi
     r = situation.replicas
     revisions = {pod.labels.get(REVISION_LABEL, "") for pod in (*r.live, *r.draining, *r.terminating)}
     keep = tuple(("ConfigMap", model.namespace, settings_child(model.name, revision)) for revision in sorted(revisions))
-    return ModelPlan(model, model.spec, situation, steps(situation), target, None, design, design.objects, keep)
+    todo = steps(situation)
+    if preload.waiting:
+        todo = replace(todo, surge=0)
+    objects = (*design.objects, *preload.jobs)
+    return ModelPlan(model, model.spec, situation, todo, target, None, design, objects, keep, preloading=preload.waiting)
 
 
 def decide(

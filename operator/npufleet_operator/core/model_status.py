@@ -35,6 +35,7 @@ class Outcome:
     short: Refusal | None = None
     """Why fewer replicas run than are wanted, where NPUs are the reason."""
     waits_for_spare: bool = False
+    preloading: int = 0
     endpoint: str = ""
     name_keeper: ModelView | None = None
     create_refused: str = ""
@@ -143,6 +144,13 @@ def _rolled_out(conditions: Conditions, o: Outcome, trouble: Trouble | None) -> 
         conditions.set(ModelCondition.ROLLED_OUT, None, Reason.PENDING, "not planned: what runs is kept as it is")
     elif not old and not o.replicas.draining and len(o.replicas.current) >= o.desired:
         conditions.set(ModelCondition.ROLLED_OUT, True, Reason.ROLLED_OUT, f"all replicas are of revision {o.plan.revision}")
+    elif o.preloading:
+        conditions.set(
+            ModelCondition.ROLLED_OUT,
+            False,
+            Reason.PRELOADING,
+            f"revision {o.plan.revision}: its files are brought into {o.preloading} cache(s) first; {old} old replica(s) serve",
+        )
     elif o.waits_for_spare:
         remedy = (
             "free NPUs, raise the class's maxPercent, or set spec.rollout to Recreate to accept a gap"

@@ -18,6 +18,8 @@ from npufleet_operator.core.ledger import Books
 from npufleet_operator.core.measured import Measured
 from npufleet_operator.core.model_plan import ModelPlan, decide, propose, shortage, successor_fits
 from npufleet_operator.core.observed import ModelKey, ModelView, NodeView, Observed, PodView, PoolView, RivalPool
+from npufleet_operator.core.preloading import NONE as NOTHING_TO_PRELOAD
+from npufleet_operator.core.preloading import preloading
 from npufleet_operator.core.replicas import Situation, sort_replicas
 from npufleet_operator.core.room import Room
 
@@ -106,7 +108,8 @@ class MultiModelScheduler:
             or model.spec is None
             or successor_fits(model, replicas, spec.npus.resource_name, accounts[model.spec.workload_class], self._capacity),
         )
-        return propose(model, situation, target, made, refusal)
+        preload = preloading(model, model.spec, spec, o.config, made, replicas, o.jobs) if made and model.spec else NOTHING_TO_PRELOAD
+        return propose(model, situation, target, made, refusal, preload)
 
     def _allocate(self, planned: list[ModelPlan], accounts: Mapping[str, ClassAccount]) -> Allocation:
         room = Room(self._capacity, self._spec.npus.unit)

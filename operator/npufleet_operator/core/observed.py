@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 from npufleet_api.contract import EngineState
@@ -113,6 +114,15 @@ class PodView:
         return self.phase in ("Succeeded", "Failed")
 
 
+class JobState(StrEnum):
+    """Where a job is."""
+
+    ABSENT = "Absent"
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node, with extended resources as whole numbers by name."""
@@ -202,6 +212,8 @@ class Observed:
     config: OperatorConfig
     fetches: Mapping[str, FetchProgress] = field(default_factory=dict)
     """How far fetch containers are, by pod UID."""
+    jobs: Mapping[tuple[str, str], JobState] = field(default_factory=dict)
+    """Preload jobs of the pool's models, by namespace and name."""
     refused: Mapping[ModelKey, str] = field(default_factory=dict)
     """Last words of the API server where it refused an object of the model."""
     rivals: tuple[RivalPool, ...] = ()

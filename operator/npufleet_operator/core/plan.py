@@ -81,6 +81,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
                 plan=plan.design.blueprint if plan.design else None,
                 short=plan.short,
                 waits_for_spare=plan.waits_for_spare,
+                preloading=plan.preloading,
                 endpoint=endpoint,
                 name_keeper=keepers.get(plan.model.served_name),
                 create_refused=o.refused.get(plan.model.key, ""),

@@ -41,6 +41,7 @@ CHILDREN = (
     Kind("ConfigMap", "", "v1", "configmaps"),
     Kind("Service", "", "v1", "services"),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    Kind("Job", "batch", "v1", "jobs"),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
 DEPLOYMENT = Kind("Deployment", "apps", "v1", "deployments")

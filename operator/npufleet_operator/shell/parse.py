@@ -15,7 +15,7 @@ from npufleet_api.model import AscendModelSpec, AscendModelStatus
 from npufleet_api.pool import InferencePoolSpec, InferencePoolStatus
 from npufleet_operator.core.acceptance import contradiction
 from npufleet_operator.core.conditions import parse_timestamp
-from npufleet_operator.core.observed import EPOCH, ModelView, NodeView, PodView, PoolView
+from npufleet_operator.core.observed import EPOCH, JobState, ModelView, NodeView, PodView, PoolView
 
 Json = Mapping[str, Any]
 M = TypeVar("M", bound=BaseModel)
@@ -141,6 +141,14 @@ def pod_requests(spec: Json) -> dict[str, int]:
         _add(own, container)
         peak = {name: max(peak.get(name, 0), own.get(name, 0) + total.get(name, 0)) for name in {*peak, *own}}
     return {name: max(total.get(name, 0), peak.get(name, 0)) for name in sorted({*total, *peak})}
+
+
+def job_state(raw: Json) -> JobState:
+    """Where a job is."""
+    true = {c.get("type") for c in (raw.get("status") or {}).get("conditions") or [] if c.get("status") == "True"}
+    if "Complete" in true:
+        return JobState.COMPLETE
+    return JobState.FAILED if "Failed" in true else JobState.RUNNING
 
 
 def node_view(raw: Json) -> NodeView:

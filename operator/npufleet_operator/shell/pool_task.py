@@ -28,6 +28,7 @@ from npufleet_operator.shell.engine_admin import EngineAdmin
 from npufleet_operator.shell.events import EventRecorder, Subject
 from npufleet_operator.shell.gateways import GatewayPoller
 from npufleet_operator.shell.mirror import Mirror
+from npufleet_operator.shell.parse import job_state
 from npufleet_operator.shell.recorder import PlanRecorder
 from npufleet_operator.shell.timeline import Timeline
 
@@ -167,6 +168,11 @@ class PoolTask:
             gateway=self._gateway(),
             config=self._config(),
             fetches=fetches,
+            jobs={
+                (namespace, name): job_state(child.body)
+                for (kind, namespace, name), child in self._mirror.children.items()
+                if kind == "Job" and child.owner_uid in owners
+            },
             refused=dict(self._applier.refused),
             rivals=tuple(
                 RivalPool(other.name, other.created, other.spec.npus)
