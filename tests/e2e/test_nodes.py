@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from demo.install import apply
 from devcluster.errors import CommandError
 from npufleet_api.contract import DRAIN_STARTED_ANNOTATION
-from support.team import Json, Team, settled
+from support.team import Json, Team, pool_manifest, settled
 
 
 def _pool(team: Team) -> Json:
@@ -48,6 +49,30 @@ def test_failed_cards_lower_the_supply_and_stop_nothing(served: Team) -> None:
         cluster.npu_reset()
     settled("the supply to be back", lambda: _pool(served)["supply"] == cards)
     settled("the pool to be as before", lambda: _pool(served)["conditions"]["Ready"]["reason"] == "Ready")
+    assert [pod["metadata"]["uid"] for pod in served.ready_pods("tiny")] == uids
+
+
+def test_a_node_that_two_pools_select_belongs_to_the_older_one_and_both_say_so(served: Team) -> None:
+    cluster, late = served.kubectl.cluster, f"late-{served.namespace}"[:40].strip("-")
+    same = pool_manifest(served.pool)["spec"]["npus"]
+    uids = [pod["metadata"]["uid"] for pod in served.ready_pods("tiny")]
+
+    def shared(name: str) -> Json | None:
+        status = json.loads(cluster.run_kubectl("get", "npool", name, "-o", "json")).get("status", {})
+        told = next((c for c in status.get("conditions", []) if c["type"] == "NodesExclusive" and c["status"] == "False"), None)
+        return {**status, "told": told} if told else None
+
+    apply(cluster, [pool_manifest(late, npus=same)])
+    try:
+        loser = settled("the younger pool to say that a node is shared", lambda: shared(late))
+        owner = settled("the older pool to say so", lambda: shared(served.pool))
+        assert loser["told"]["reason"] == owner["told"]["reason"] == "NodesShared"
+        assert f"{cluster.node_name} (to {served.pool})" in loser["told"]["message"]
+        assert f"{cluster.node_name} (by {late})" in owner["told"]["message"]
+        assert (loser["nominal"], owner["nominal"]) == (0, cluster.settings.npu.count)
+    finally:
+        cluster.run_kubectl("delete", "npool", late)
+    settled("the node to be the older pool's alone", lambda: _pool(served)["conditions"]["NodesExclusive"]["status"] == "True")
     assert [pod["metadata"]["uid"] for pod in served.ready_pods("tiny")] == uids
 
 
