@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import kopf
 
-from npufleet_operator.shell.kinds import Kind
+from npufleet_operator.shell.kinds import OPTIONAL, Kind
 from npufleet_operator.shell.mirror import Mirror
 from npufleet_operator.shell.watchdog import Watchdog, Watched
 
+KINDS_LOGGER = "kopf._core.reactor.observation"
 SERVER_TIMEOUT_SECONDS = 300
 CLIENT_TIMEOUT_SECONDS = 310
 INACTIVITY_SECONDS = 70
 ERROR_BACKOFFS = (0.5, 1, 2, 2, 2, 2, 2, 2)
 """Capped low: a longer one leaves the watch blind long after an outage."""
+
+
+class AbsentIsFine(logging.Filter):
+    """Drops kopf's warning of kinds that the cluster lacks where only optional ones do: it reads like a fault at every start."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is told."""
+        message = record.getMessage()
+        named = set(re.findall(r"any_name='([^']*)'", message))
+        return not message.startswith("Unresolved resources") or not named or not named <= {kind.plural for kind in OPTIONAL}
 
 
 def build_registry(mirror: Mirror, watchdog: Watchdog, watched: Sequence[Watched]) -> kopf.OperatorRegistry:
@@ -66,6 +78,7 @@ def build_settings(watched: Sequence[Watched]) -> kopf.OperatorSettings:
 
 async def watch(mirror: Mirror, watchdog: Watchdog, watched: Sequence[Watched], stop: asyncio.Event, ready: asyncio.Event) -> None:
     """Run kopf until `stop` is set. Raises what ends a watcher for good."""
+    logging.getLogger(KINDS_LOGGER).addFilter(AbsentIsFine())
     await kopf.operator(
         registry=build_registry(mirror, watchdog, watched),
         settings=build_settings(watched),

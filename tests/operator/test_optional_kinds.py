@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from npufleet_operator.errors import ApiError
+from npufleet_operator.handlers import AbsentIsFine
 from npufleet_operator.shell.kinds import HTTP_ROUTE, POD
 from npufleet_operator.shell.mirror import ALL_POOLS, Mirror
 from npufleet_operator.shell.optional_kinds import OptionalKinds
@@ -62,3 +64,20 @@ async def test_a_group_that_is_unknown_is_no_kind_and_an_outage_changes_nothing(
         await optional.refresh()
         assert optional.names == frozenset()
         assert not await client.serves(POD)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "Unresolved resources cannot be served (try creating their CRDs): Selector(group='g', version='v1', any_name='httproutes')",
+            False,
+        ),
+        ("Unresolved resources cannot be served: Selector(any_name='httproutes'), Selector(any_name='npupools')", True),
+        ("Unresolved resources cannot be served: something new", True),
+        ("Not enough permissions to watch for resources: any_name='httproutes'", True),
+    ],
+)
+def test_a_kind_that_may_be_absent_is_no_warning(message: str, told: bool) -> None:
+    record = logging.LogRecord("kopf", logging.WARNING, "", 0, message, None, None)
+    assert AbsentIsFine().filter(record) is told
