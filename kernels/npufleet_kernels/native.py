@@ -117,6 +117,12 @@ def pack(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
     return PackedLinear(packed, *(None if part is None else packed.by_panels(part) for part in (scale, bias)))
 
 
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`int8.quantise` of a weight (out, in) float32, in one pass; a row with an undefined or infinite element has an undefined scale."""
+    values, scales = torch.ops.npufleet_cpu.quantise(weight.contiguous(), torch.get_num_threads())
+    return values, scales
+
+
 def argmax(logits: Tensor) -> Tensor:
     """Index of each row's greatest number, the first of equal ones; NaN is less than any. logits: (N, V) float32. Returns (N,) int64."""
     best: Tensor = torch.ops.npufleet_cpu.argmax(logits)

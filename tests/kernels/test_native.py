@@ -64,6 +64,19 @@ def test_int8_weights_are_multiplied_without_rounding_activations_further(
     torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
+@pytest.mark.parametrize("columns", [1, 16, 37, 576])
+def test_weights_are_quantised_as_by_the_reference(level: str, columns: int) -> None:
+    weight = random(40, columns)
+    weight[3] = 0
+    weight[4] *= 1e-41
+    weight[5] *= 1e30
+    for found, expected in zip(native.quantise(weight), int8.quantise(weight), strict=True):
+        assert torch.equal(found, expected)
+    for broken in (float("nan"), float("inf"), float("-inf")):
+        weight[7, columns // 2] = broken
+        assert not native.quantise(weight)[1][7].isfinite()
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_a_row_gets_the_same_bits_in_any_batch(level: str, kind: str) -> None:
     x, weight = random(100, 130), random(50, 130, seed=1)

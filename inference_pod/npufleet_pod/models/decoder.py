@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from npufleet_kernels import native
 from npufleet_kernels.dispatch import Kernels
 from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import Attention, AttentionPart, LayerStep
@@ -111,7 +112,7 @@ class Decoder:
         """
         plan = plan or uniform_plan(len(query_lengths))
         if self._stack is not None and plan.level >= STACK_LEVEL and isinstance(caches, PagedCache):
-            rotation = self._rotary.rotation(positions, torch.float32, rope_lengths)
+            rotation = self.rotation(positions, rope_lengths)
             return self._stack.forward(self._embed(token_ids), rotation, query_lengths, caches.paged())
         kernels = self._levels[plan.level]
         cache = _SequenceCaches(caches, query_lengths) if isinstance(caches, list) else caches
@@ -151,6 +152,10 @@ class Decoder:
     def alone(self) -> Decoder:
         """The same part of the model without its other ranks: it does the same work, and gives a share of the result."""
         return Decoder(self.config, self._weights, self._kernels, self.part, ALONE, self.precision, self._stack)
+
+    def rotation(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(cos, sin) in float32: see `RotaryEmbedding.rotation`."""
+        return self._rotary.rotation(positions, torch.float32, lengths)
 
     @property
     def stack(self) -> CpuStack | None:
@@ -235,7 +240,7 @@ def load_decoder(
     types = whole.for_heads(range(own.kv_heads.start, own.kv_heads.stop))
     if not (packed and kernels.packs_weights):
         return Decoder(config, load_weights(config, source, keep_going, own, types), kernels, own, ranks, types)
-    weights = pack_head(load_weights(config, source, keep_going, own, types, pack_layer))
+    weights = pack_head(load_weights(config, source, keep_going, own, types, pack_layer, native.quantise))
     # Between a layer's halves ranks exchange, which one call of all layers cannot.
     stack = stack_of(config, weights, own, types) if ranks.size == 1 else None
     return Decoder(config, weights, kernels, own, ranks, types, stack)

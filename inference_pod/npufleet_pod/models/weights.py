@@ -20,6 +20,9 @@ from npufleet_pod.models.dtypes import TORCH_DTYPES, dtype_of
 from npufleet_pod.models.precision import PrecisionPlan, RolePrecision
 from npufleet_pod.models.sharding import Shard, Span
 
+Quantise = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""See `int8.quantise`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -95,26 +98,27 @@ def load_weights(
     part: Shard,
     plan: PrecisionPlan,
     finish: Callable[[LayerWeights], LayerWeights] = lambda layer: layer,
+    quantise: Quantise = int8.quantise,
 ) -> DecoderWeights:
     """Read `part` of all weights in the types of its `plan`, rounding or quantising each projection as it comes.
 
-    finish: what is done with each layer before the next is read.
+    finish: what is done with each layer before the next is read. quantise: makes INT8 values and scales of a weight (out, in) float32.
 
     Raises ModelError; LoadCancelledError once `keep_going` answers False, asked before each layer.
     """
     names = config.family.names
-    embedding, head = _embedding_and_head(config, names, source, part, plan)
+    embedding, head = _embedding_and_head(config, names, source, part, plan, quantise)
     layers = []
     for index in range(config.layers):
         if not keep_going():
             raise LoadCancelledError("loading was given up since the process ends")
-        layers.append(finish(_Layer(config, part, names, source, index, plan).load()))
+        layers.append(finish(_Layer(config, part, names, source, index, plan, quantise).load()))
     norm = _read(source, f"{names.norm}.weight", TORCH_DTYPES[plan.dtype], _whole(config.hidden_size))
     return DecoderWeights(embedding=embedding, layers=tuple(layers), norm=norm, head=head)
 
 
 def _embedding_and_head(
-    config: DecoderConfig, names: TensorNames, source: TensorSource, part: Shard, plan: PrecisionPlan
+    config: DecoderConfig, names: TensorNames, source: TensorSource, part: Shard, plan: PrecisionPlan, quantise: Quantise
 ) -> tuple[Tensor, Projection]:
     """(the embedding, in the engine's type or in float32; the head)."""
     role, dtype = plan.output, TORCH_DTYPES[plan.dtype]
@@ -124,7 +128,7 @@ def _embedding_and_head(
         return _read(source, f"{name}.weight", wanted, part.vocabulary, _whole(config.hidden_size))
 
     if role.int8:
-        return table(names.embedding, dtype), _quantised(table(head_name, torch.float32))
+        return table(names.embedding, dtype), _quantised(table(head_name, torch.float32), quantise)
     head_dtype = TORCH_DTYPES[Dtype(role.weights)]
     head = table(head_name, head_dtype)
     # A row of a float32 table that is rounded when it is looked up is the row of a rounded table: one table serves both.
@@ -144,8 +148,8 @@ def _read(source: TensorSource, name: str, dtype: torch.dtype, *spans: Span) -> 
     return source.tensor(name, tuple(span.whole for span in spans), part, dtype=dtype)
 
 
-def _quantised(weight: Tensor) -> Projection:
-    values, scale = int8.quantise(weight)
+def _quantised(weight: Tensor, quantise: Quantise) -> Projection:
+    values, scale = quantise(weight)
     return Projection(values, scale=scale)
 
 
@@ -153,7 +157,14 @@ class _Layer:
     """Reads one layer."""
 
     def __init__(
-        self, config: DecoderConfig, part: Shard, names: TensorNames, source: TensorSource, index: int, plan: PrecisionPlan
+        self,
+        config: DecoderConfig,
+        part: Shard,
+        names: TensorNames,
+        source: TensorSource,
+        index: int,
+        plan: PrecisionPlan,
+        quantise: Quantise,
     ) -> None:
         self._config = config
         self._part = part
@@ -164,6 +175,7 @@ class _Layer:
         self._hidden = _whole(config.hidden_size)
         self._precision = plan.layers[index]
         self._dtype = TORCH_DTYPES[plan.dtype]
+        self._quantise = quantise
 
     def load(self) -> LayerWeights:
         config, names, role, own_int8 = self._config, self._names, self._precision.attention, self._precision.int8_kv_heads
@@ -238,7 +250,7 @@ class _Layer:
         computed = TORCH_DTYPES[role.compute]
         weight = self._join("weight", torch.float32 if role.int8 else computed, names, rows, columns)
         own_bias = self._join("bias", computed, names, rows) if bias else None
-        return replace(_quantised(weight), bias=own_bias) if role.int8 else Projection(weight, own_bias)
+        return replace(_quantised(weight, self._quantise), bias=own_bias) if role.int8 else Projection(weight, own_bias)
 
     def _join(self, kind: str, dtype: torch.dtype, names: Sequence[str], rows: Sequence[Span], *columns: Span) -> Tensor:
         """Spans of rows end to end, from one tensor each or from one in which their wholes lie end to end."""

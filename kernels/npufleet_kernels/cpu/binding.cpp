@@ -94,15 +94,18 @@ Tensor pack(const Tensor &weight, int64_t segment, int64_t threads) {
             const int64_t inside = panel % l.segment_panels() * PANEL, first = panel / l.segment_panels() * segment + inside;
             const int64_t width = segment - inside < PANEL ? segment - inside : PANEL;
             if (width < PANEL || l.k % step != 0) __builtin_memset(to, 0, static_cast<size_t>(l.panel_bytes()));
-            for (int64_t column = 0; column < width; column++) {
-                const char *row = source + (first + column) * l.k * element;
-                if (l.type == Type::I8) {
-                    for (int64_t k = 0; k < l.k; k++) to[(k / 2 * PANEL + column) * 2 + k % 2] = row[k];
-                    continue;
-                }
-                for (int64_t s = 0; s < steps; s++) {
-                    const int64_t bytes = (s + 1) * step <= l.k ? 4 : element;
-                    __builtin_memcpy(to + (s * PANEL + column) * 4, row + s * 4, static_cast<size_t>(bytes));
+            // A few steps of all columns at a time, so that what is written stays in the nearest cache.
+            const int64_t unit = step * element;
+            for (int64_t start = 0; start < steps; start += 16) {
+                const int64_t end = start + 16 < steps ? start + 16 : steps;
+                for (int64_t column = 0; column < width; column++) {
+                    const char *row = source + (first + column) * l.k * element;
+                    for (int64_t s = start; s < end; s++) {
+                        char *place = to + (s * PANEL + column) * unit;
+                        if ((s + 1) * step > l.k) __builtin_memcpy(place, row + s * unit, static_cast<size_t>(element));
+                        else if (unit == 4) __builtin_memcpy(place, row + s * 4, 4);
+                        else __builtin_memcpy(place, row + s * 2, 2);
+                    }
                 }
             }
         });
@@ -146,6 +149,21 @@ Tensor argmax(const Tensor &logits) {
         out.mutable_data_ptr<int64_t>()[row] = table().argmax(logits.const_data_ptr<float>() + row * logits.size(1), logits.size(1));
     }
     return out;
+}
+
+std::tuple<Tensor, Tensor> quantise(const Tensor &weight, int64_t threads) {
+    TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kFloat && weight.is_contiguous(), "a weight must be (out, in) contiguous float32");
+    Tensor values = at::empty(weight.sizes(), weight.options().dtype(at::kChar));
+    Tensor scales = at::empty({weight.size(0)}, weight.options());
+    const int64_t size = weight.size(1);
+    const float *from = weight.const_data_ptr<float>();
+    int8_t *to = values.mutable_data_ptr<int8_t>();
+    float *factors = scales.mutable_data_ptr<float>();
+    const KernelTable &kernels = table();
+    run_on_team(static_cast<int>(threads), [&](Team &team, int thread) {
+        team.share(thread, weight.size(0), [&](int64_t row) { factors[row] = kernels.quantise(from + row * size, size, to + row * size); });
+    });
+    return {values, scales};
 }
 
 KvSide side_of(const Tensor &rows, const OptionalTensor &scales) {
@@ -313,6 +331,7 @@ TORCH_LIBRARY(npufleet_cpu, m) {
     m.def("pack", pack);
     m.def("linear", linear);
     m.def("argmax", argmax);
+    m.def("quantise", quantise);
     m.class_<DecoderStack>("DecoderStack")
         .def(torch::init<int64_t, int64_t, int64_t, int64_t, int64_t, double, bool>())
         .def("add_layer", &DecoderStack::add_layer)

@@ -388,28 +388,40 @@ void rotate(const Rotate &r) {
     }
 }
 
+float quantise(const float *row, int64_t size, int8_t *out) {
+    vf greatest = zero(), broken = zero();
+    int64_t i = 0;
+    for (; i + VL <= size; i += VL) {
+        greatest = vmax(absolute(load(row + i)), greatest);
+        broken = fma(load(row + i), zero(), broken);
+    }
+    float top = largest(greatest), bad = sum(broken);
+    for (; i < size; i++) {
+        top = maximum(row[i] < 0 ? -row[i] : row[i], top);
+        bad += row[i] * 0.0f;
+    }
+    const float scale = bad == 0 ? top / 127.0f : __builtin_nanf("");
+    const float divisor = scale > 0 ? scale : 1.0f;
+    alignas(64) float steps[VL];
+    for (i = 0; i + VL <= size; i += VL) {
+        store(steps, from_i(to_i(vmin(vmax(div(load(row + i), set1(divisor)), set1(-127.0f)), set1(127.0f)))));
+        for (int j = 0; j < VL; j++) out[i + j] = static_cast<int8_t>(steps[j]);
+    }
+    for (; i < size; i++) {
+        const float step = row[i] / divisor;
+        out[i] = static_cast<int8_t>(_mm_cvtss_si32(_mm_set_ss(step > 127.0f ? 127.0f : step > -127.0f ? step : -127.0f)));
+    }
+    return scale;
+}
+
 void write_head(const float *head, int64_t head_size, const KvSide &side, Type type, int64_t index, int64_t slot) {
     const int64_t place = index * side.head_stride + slot * side.slot_stride;
     if (type != Type::I8) {
         convert(head, Type::F32, static_cast<char *>(side.rows) + place * size_of(type), type, head_size);
         return;
     }
-    float greatest = 0;
-    bool broken = false;
-    for (int64_t i = 0; i < head_size; i++) {
-        const float size = head[i] < 0 ? -head[i] : head[i];
-        broken |= !(size <= 3.402823466e38f);
-        greatest = maximum(greatest, size);
-    }
-    const float scale = broken ? __builtin_nanf("") : greatest / 127.0f;
-    side.scales[index * side.scale_head_stride + slot * side.scale_slot_stride] = scale;
-    int8_t *target = static_cast<int8_t *>(side.rows) + place;
-    const float divisor = scale > 0 ? scale : 1.0f;
-    for (int64_t i = 0; i < head_size; i++) {
-        // A number that is not one gives an unspecified integer, which its scale makes undefined again.
-        int value = _mm_cvtss_si32(_mm_set_ss(head[i] / divisor));
-        target[i] = static_cast<int8_t>(value > 127 ? 127 : value < -127 ? -127 : value);
-    }
+    side.scales[index * side.scale_head_stride + slot * side.scale_slot_stride] =
+        quantise(head, head_size, static_cast<int8_t *>(side.rows) + place);
 }
 
 int64_t argmax(const float *row, int64_t size) {
@@ -663,11 +675,11 @@ int64_t attend_scratch_bytes(int64_t head_size, int64_t group) {
     AttendScratch s;
     return attend_layout(nullptr, head_size, group, s);
 }
-const KernelTable avx2_table = {"avx2", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax};
+const KernelTable avx2_table = {"avx2", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #elif NPUFLEET_ISA == 1
-const KernelTable avx512_table = {"avx512", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax};
+const KernelTable avx512_table = {"avx512", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #else
-const KernelTable avx512_bf16_table = {"avx512_bf16", true, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax};
+const KernelTable avx512_bf16_table = {"avx512_bf16", true, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #endif
 
 }  // namespace npufleet

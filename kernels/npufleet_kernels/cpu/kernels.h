@@ -98,6 +98,8 @@ struct KernelTable {
     void (*silu_mul)(const float *gate, const float *up, int64_t size, void *out, Type out_type);
     void (*convert)(const void *from, Type from_type, void *to, Type to_type, int64_t size);
     int64_t (*argmax)(const float *row, int64_t size);
+    // Rounds a row to multiples of its scale, which is returned: its largest magnitude / 127, not a number where an element is none.
+    float (*quantise)(const float *row, int64_t size, int8_t *out);
 };
 
 extern const KernelTable avx2_table;
