@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from npufleet_operator.cli.explain import explain
+from npufleet_operator.cli.model import model
 from npufleet_operator.cli.replay import replay
 from npufleet_operator.cli.simulate import simulate_command
 from npufleet_operator.cli.top import top
@@ -18,6 +19,7 @@ def main() -> None:
 
 main.add_command(explain)
 main.add_command(top)
+main.add_command(model)
 main.add_command(replay)
 main.add_command(simulate_command)
 
