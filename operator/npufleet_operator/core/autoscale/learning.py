@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from npufleet_api.model import LearnedCapacity, Slo
 from npufleet_api.report import DataState
-from npufleet_operator.core.autoscale.prediction import misses
+from npufleet_operator.core.autoscale.prediction import measured, misses
 from npufleet_operator.core.autoscale.signals import Signals
 from npufleet_operator.core.measured import round_figure
 from npufleet_operator.core.observed import PodView
@@ -19,9 +19,10 @@ MAX_LOAD_SECONDS = 86400
 
 
 def learn(before: LearnedCapacity, s: Signals, ready: Sequence[PodView], slo: Slo | None) -> LearnedCapacity:
-    """`before`, raised to what was carried with every target met, lowered to below what was not."""
+    """`before`, raised to what was carried with every target met, lowered to below what was not. Replicas with requests of which nothing
+    is measured yet teach nothing."""
     concurrency, work = before.concurrency, before.work_per_second
-    if s.replicas and s.data in (DataState.FRESH, DataState.PARTIAL):
+    if s.replicas and all(measured(r, slo) or not r.running for r in s.replicas) and s.data in (DataState.FRESH, DataState.PARTIAL):
         carried = max(0, min(MAX_CONCURRENCY, int(s.load)))
         worked = min(MAX_WORK, round_figure(sum(r.work_per_second for r in s.replicas) / len(s.replicas)))
         if not any(misses(r, slo) for r in s.replicas):

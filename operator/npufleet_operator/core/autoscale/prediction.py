@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from dataclasses import replace
+from math import inf, sqrt
 
 from npufleet_api.model import Slo
 from npufleet_operator.core.autoscale.signals import ReplicaSignals
@@ -13,6 +14,12 @@ MARGIN = 0.8
 same margin before it consolidates)."""
 FULL = 0.95
 """A KV cache in use beyond this makes requests wait for memory."""
+
+SPREAD = 2.0
+"""Standard deviations that the number of requests at one moment is allowed."""
+MOST_HEADROOM = 16.0
+HEADROOM_STEP = 0.01
+"""Beyond sixteen times the present load nothing is predicted."""
 
 
 def predicted_ttft_ms(r: ReplicaSignals, ratio: float = 1.0) -> float:
@@ -50,20 +57,55 @@ def misses(r: ReplicaSignals, slo: Slo | None, ratio: float = 1.0, margin: float
     return slo.tpot_milliseconds is not None and predicted_tpot_ms(r, ratio) > slo.tpot_milliseconds * margin
 
 
+def measured(r: ReplicaSignals, slo: Slo | None) -> bool:
+    """Whether what the targets speak of was measured on the replica. Without targets nothing needs to be."""
+    return (
+        slo is None
+        or (slo.ttft_milliseconds is None or r.ttft_p95_ms is not None)
+        and (slo.tpot_milliseconds is None or r.tpot_p95_ms is not None)
+    )
+
+
+def headroom(replicas: Sequence[ReplicaSignals], slo: Slo | None) -> float:
+    """How many times the present load these replicas carry with margin, from 1 to `MOST_HEADROOM`; 1 where too little is known."""
+    busy = [r for r in replicas if r.running]
+    if not busy or not all(measured(r, slo) and r.compute is not None and r.kv_cache is not None for r in busy):
+        return 1.0
+    low, high = 1.0, MOST_HEADROOM
+    while high - low > HEADROOM_STEP:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _too_much(busy, middle, slo) else (middle, high)
+    return low
+
+
+def _too_much(replicas: Sequence[ReplicaSignals], ratio: float, slo: Slo | None) -> str:
+    """What would be in the way at `ratio` times the present load: a target or a resource, with margin."""
+    for r in replicas:
+        for name, share in (("KV cache", r.kv_cache), ("compute", r.compute)):
+            if share is not None and share * ratio > MARGIN:
+                return f"{name} would be at {100 * share * ratio:.0f} %, above {100 * MARGIN:.0f} %"
+        if misses(r, slo, ratio, MARGIN):
+            return (
+                f"TTFT would be {predicted_ttft_ms(r, ratio):.0f} ms and TPOT {predicted_tpot_ms(r, ratio):.0f} ms: "
+                f"within {100 * (1 - MARGIN):.0f} % of a target"
+            )
+    return ""
+
+
+def _at_its_height(r: ReplicaSignals, replicas: Sequence[ReplicaSignals]) -> ReplicaSignals:
+    """With the KV cache that is in use when as many requests come together as seldom do. Latencies and compute were measured over a minute;
+    the KV cache is what a few requests hold at one moment, and their number spreads by its square root (Poisson)."""
+    running = sum(other.running for other in replicas)
+    if r.kv_cache is None or not running:
+        return r
+    return replace(r, kv_cache=min(1.0, r.kv_cache * (1 + SPREAD / sqrt(running))))
+
+
 def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, left: int, slo: Slo | None) -> str:
     """Why `left` replicas would be too few for what `ready` of them carry now, or nothing where they can: load * ready / left must meet
     every target and fit KV cache and compute, with margin, on every replica."""
     if left < 1:
         busy = sum(r.in_flight + r.running + r.waiting for r in replicas)
         return "" if busy == 0 else "the only replica has requests"
-    ratio = max(1.0, ready / left)
-    for r in replicas:
-        for name, share in (("KV cache", r.kv_cache), ("compute", r.compute)):
-            if share is not None and share * ratio > MARGIN:
-                return f"{name} would be at {100 * share * ratio:.0f} % on one replica fewer, above {100 * MARGIN:.0f} %"
-        if misses(r, slo, ratio, MARGIN):
-            return (
-                f"TTFT would be {predicted_ttft_ms(r, ratio):.0f} ms and TPOT {predicted_tpot_ms(r, ratio):.0f} ms "
-                f"with one replica fewer: within {100 * (1 - MARGIN):.0f} % of a target"
-            )
-    return ""
+    why = _too_much([_at_its_height(r, replicas) for r in replicas], max(1.0, ready / left), slo)
+    return f"with {left} replica(s) {why}" if why else ""

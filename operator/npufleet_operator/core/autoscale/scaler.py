@@ -15,9 +15,10 @@ from npufleet_api.pool import InferencePoolSpec, PoolMode
 from npufleet_api.report import DataState
 from npufleet_operator.core.autoscale.forecast import forecast
 from npufleet_operator.core.autoscale.learning import learn
-from npufleet_operator.core.autoscale.prediction import MARGIN, misses, unsafe_to_remove
+from npufleet_operator.core.autoscale.prediction import MARGIN, headroom, measured as is_measured, misses, unsafe_to_remove
 from npufleet_operator.core.autoscale.signals import MIN_JUDGED, Signals, signals
 from npufleet_operator.core.autoscale.target import Target
+from npufleet_operator.core.autoscale.worth import Worth, needed, worth
 from npufleet_operator.core.conditions import parse_timestamp, timestamp
 from npufleet_operator.core.measured import Measured
 from npufleet_operator.core.observed import ModelView
@@ -77,7 +78,16 @@ def scale(
         "message": verdict.message[:1000],
     }
     status = before.model_copy(update={**seen, **decided})
-    return Target(base, verdict.wanted, min(view.lowest, verdict.wanted), verdict.reason, verdict.message, status)
+    return Target(
+        base,
+        verdict.wanted,
+        min(view.lowest, verdict.wanted),
+        verdict.reason,
+        verdict.message,
+        status,
+        worth=view.worth(),
+        rests=view.rests(),
+    )
 
 
 def _not_after(text: str | None, now: datetime) -> datetime | None:
@@ -148,13 +158,18 @@ class _View:
         return self._grow() or self._sleep() or self._shrink() or _Verdict(base, Reason.STEADY, "the load fits the replicas")
 
     def _forecast_floor(self) -> int:
-        """Replicas for the highest forecast until a replica that is started now would serve, each filled up to the margin."""
-        capacity, s = self._capacity.work_per_second, self._s
-        if capacity <= 0 or not s.work or s.bucket_seconds <= 0:
+        """Replicas for the highest forecast until a replica that is started now would serve.
+
+        What one was seen to do is the least that it can do; where those of the present have headroom, they can do more.
+        """
+        s = self._s
+        present = sum(r.work_per_second for r in s.replicas) / len(s.replicas) if s.replicas else 0.0
+        capacity = max(self._capacity.work_per_second, present * headroom(s.replicas, self._slo))
+        if self._capacity.work_per_second <= 0 or not s.work or s.bucket_seconds <= 0:
             return 0
         steps = ceil((self._capacity.load_seconds + self._interval) / s.bucket_seconds)
         expected = forecast(s.work, min(max(1, steps), 60), int(DAY_SECONDS // s.bucket_seconds))
-        return min(self._highest, ceil(expected / (capacity * MARGIN)))
+        return min(self._highest, ceil(expected / capacity))
 
     def _asleep(self) -> _Verdict:
         s = self._s
@@ -199,16 +214,30 @@ class _View:
             message = f"clients got {100 * (s.attainment or 0):.0f} % within the targets, {target} % are promised"
         else:
             return None
-        if s.load <= 1 and not any(r.waiting for r in s.replicas):
+        if s.load <= 1 and not any(r.waiting for r in s.replicas) and not self._in_bursts():
             return _Verdict(base, Reason.SLO_UNATTAINABLE, f"{message}: with so little to do, more replicas would not help")
         more = max(self._sized() - s.ready - self._pending, 0 if self._pending else 1)
         return _Verdict(base + more, reason, message)
 
     def _sized(self) -> int:
-        """Replicas for the requests in flight, by what one is known to carry; 0 while that is not known."""
+        """Replicas for the requests in flight, by what one is known to carry, or carries now where all are overloaded; 0 while that is not
+        known."""
+        crowded = needed(self._s.replicas, self._s.in_flight, self._slo)
         if not self._capacity.concurrency or self._s.load <= self._capacity.concurrency:
-            return 0
-        return ceil(self._s.in_flight / self._capacity.concurrency)
+            return crowded
+        return max(crowded, ceil(self._s.in_flight / self._capacity.concurrency))
+
+    def _in_bursts(self) -> bool:
+        """Half of the requests meet the targets on every replica, so that one has what it takes; those that do not came all at once."""
+        slo, replicas = self._slo, self._s.replicas
+        if slo is None or not replicas:
+            return False
+        return all(
+            is_measured(r, slo)
+            and (slo.ttft_milliseconds is None or (r.ttft_p50_ms or 0.0) <= slo.ttft_milliseconds)
+            and (slo.tpot_milliseconds is None or (r.tpot_p50_ms is not None and r.tpot_p50_ms <= slo.tpot_milliseconds))
+            for r in replicas
+        )
 
     def _attainment_low(self) -> bool:
         """Judged once the window has passed since the last addition: it still holds what was before it."""
@@ -235,17 +264,37 @@ class _View:
             return _Verdict(base, Reason.HOLD_NO_DATA, "some replicas or gateways do not report: nothing is taken away")
         if s.ready < base:
             return None
-        low = s.attainment is not None and self._slo is not None and 100 * s.attainment < self._slo.attainment_percent
-        if low and s.judged >= MIN_JUDGED:
+        if self._promise_broken():
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, "clients do not get what they are promised")
-        why = unsafe_to_remove(s.replicas, s.ready, base - 1, self._slo)
-        if not why and self._capacity.concurrency and s.in_flight > (base - 1) * self._capacity.concurrency * MARGIN:
-            why = f"{s.in_flight} requests are in flight, one replica is known to carry {self._capacity.concurrency}"
-        if why:
+        if s.in_flight and not any(is_measured(r, self._slo) for r in s.replicas):
+            return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, "no replica has measured yet what its requests get")
+        several = s.data is DataState.ZERO or all(is_measured(r, self._slo) for r in s.replicas)
+        least = max(1, self.lowest, self.floor, min(base // GROWTH, base - GROWTH) if several else base - 1)
+        left, why = base, ""
+        while left > least and not why:
+            why = unsafe_to_remove(s.replicas, s.ready, left - 1, self._slo)
+            left -= not why
+        if left == base:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, why)
         if max(self._left(self._up), self._left(self._down)) > 0:
-            return _Verdict(base, Reason.HOLD_COOLDOWN, f"the last move was less than {self._cooldown} s ago; one replica fewer would do")
-        return _Verdict(base - 1, Reason.LOAD_FELL, f"one replica fewer carries {s.in_flight} requests in flight with margin")
+            return _Verdict(base, Reason.HOLD_COOLDOWN, f"the last move was less than {self._cooldown} s ago; {left} replica(s) would do")
+        return _Verdict(left, Reason.LOAD_FELL, f"{left} replica(s) carry {s.in_flight} requests in flight with margin")
+
+    def _promise_broken(self) -> bool:
+        """Lately, or over the gateways' own window: bursts come again."""
+        s = self._s
+        if self._slo is None:
+            return False
+        lately = s.attainment if s.judged >= MIN_JUDGED else None
+        return any(share is not None and 100 * share < self._slo.attainment_percent for share in (lately, s.lasting))
+
+    def worth(self) -> Worth | None:
+        """What a replica more or fewer is worth; None where reports do not allow a move."""
+        return worth(self._s, self._slo) if self._s.data in (DataState.FRESH, DataState.PARTIAL) else None
+
+    def rests(self) -> bool:
+        """Whether nothing was moved lately and nothing moves: what is measured is what these replicas do."""
+        return not self._unsettled and self._s.data is DataState.FRESH and max(self._left(self._up), self._left(self._down)) <= 0
 
     def _left(self, moved: datetime | None) -> float:
         """Seconds of the cooldown that are left."""

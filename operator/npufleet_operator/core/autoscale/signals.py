@@ -29,6 +29,7 @@ class ReplicaSignals:
     waiting: int
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
+    tpot_p50_ms: float | None
     tpot_p95_ms: float | None
     compute: float | None
     kv_cache: float | None
@@ -46,8 +47,12 @@ class Signals:
     replicas: tuple[ReplicaSignals, ...] = ()
     """Ready replicas with a report of the present."""
     attainment: float | None = None
-    """Share of judged requests that met every target, from 0 to 1."""
+    """Share of judged requests that met every target, from 0 to 1, lately: in the shortest window with enough of them."""
     judged: int = 0
+    lasting: float | None = None
+    """The same share in the gateways' own window, of minutes; None where too few requests were judged."""
+    judged_per_second: float = 0.0
+    """In that window."""
     failed_for_capacity: int = 0
     window_seconds: float = 0.0
     in_flight: int = 0
@@ -77,6 +82,7 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
     traffic = [part for _, part in parts]
     replicas = _replicas(key, traffic, {pod.uid for pod in ready}, measured)
     window_seconds, judged, attained = _attainment(traffic)
+    lasting, judged_per_second = _lasting(traffic)
     in_flight = sum(part.in_flight for part in traffic)
     held = sum(part.held for part in traffic)
     requests = sum(part.outcomes.total for part in traffic)
@@ -92,6 +98,8 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
         replicas=replicas,
         attainment=min(1.0, attained / judged) if judged else None,
         judged=judged,
+        lasting=lasting,
+        judged_per_second=judged_per_second,
         failed_for_capacity=sum(part.outcomes.no_replica + part.outcomes.overloaded for part in traffic),
         window_seconds=window_seconds,
         in_flight=max(in_flight, held),
@@ -111,6 +119,12 @@ def _attainment(traffic: Sequence[ModelTraffic]) -> tuple[float, int, int]:
             windows[seconds] = (before[0] + judged, before[1] + attained)
     seconds = next((s for s in sorted(windows) if windows[s][0] >= MIN_JUDGED), max(windows))
     return (seconds, *windows[seconds])
+
+
+def _lasting(traffic: Sequence[ModelTraffic]) -> tuple[float | None, float]:
+    judged = sum(part.judged for part in traffic)
+    rate = sum(part.judged / part.window_seconds for part in traffic if part.window_seconds > 0)
+    return (min(1.0, sum(part.attained for part in traffic) / judged) if judged >= MIN_JUDGED else None), rate
 
 
 def _idle_seconds(report: GatewayReport, part: ModelTraffic) -> float:
@@ -152,6 +166,7 @@ def _replica(report: MonitorReport, in_flight: int) -> ReplicaSignals:
         waiting=engine.waiting,
         ttft_p50_ms=engine.ttft_p50_ms,
         ttft_p95_ms=engine.ttft_p95_ms,
+        tpot_p50_ms=engine.tpot_p50_ms,
         tpot_p95_ms=engine.tpot_p95_ms,
         compute=None if use.compute_percent is None else use.compute_percent / 100,
         kv_cache=None if use.kv_cache_percent is None else use.kv_cache_percent / 100,

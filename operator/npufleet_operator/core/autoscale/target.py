@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
 from npufleet_api.model import ScalingStatus
+from npufleet_operator.core.autoscale.worth import Worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,10 @@ class Target:
     status: ScalingStatus
     """With everything but what depends on the grant."""
     elastic: bool = True
+    worth: Worth | None = None
+    """What a replica more or fewer is worth to clients, where that is known."""
+    rests: bool = False
+    """No replica comes or goes, and the cooldown is over."""
 
     def granted(self, running: int, victims: int) -> int:
         """Replicas that the model is granted, of which `running` are there or start now. What was granted once is taken by a decision

@@ -1,0 +1,71 @@
+"""What one more replica of a model would bring, and what one fewer would cost, in requests per second within their targets.
+
+The basis on which NPUs beyond guarantees are divided: no model is asked how many it wants, only how much good one NPU does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from npufleet_api.model import Slo
+from npufleet_operator.core.autoscale.signals import ReplicaSignals, Signals
+
+STEEPNESS = 2.0
+"""The odds of a miss fall with this power of the number of replicas: a logistic curve over the logarithm of capacity, laid through what is
+measured now. Where requests come in bursts the power lies between 1.5 and 3 (recorded traces of conversations and of code completions)."""
+DEAD_ZONE = 0.02
+"""A replica that would bring less than this share of a model's requests within their targets is not worth a move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Requests per second that would come within their targets, or fall out of them."""
+
+    gain: float
+    """With one replica more; where many are short, each one's part of what all of them would bring."""
+    loss: float
+    """With one replica fewer; infinite where none may be taken: the promise is kept, too little is known, or it is the last."""
+
+
+def worth(s: Signals, slo: Slo | None) -> Worth | None:
+    """None where nothing is known of what clients get."""
+    if s.attainment is None or s.lasting is None or slo is None or s.ready < 1:
+        return None
+    attained, n = max(s.attainment, s.lasting), s.ready
+    short = max(0, needed(s.replicas, s.in_flight, slo) - n)
+    more, fewer = _at(attained, n, n + 1) - attained, attained - _at(attained, n, n - 1)
+    if short:
+        # They are worth most together: each is valued as its part of the way to a promise that is kept.
+        more = max(more, (1 - attained) / short)
+        fewer = max(fewer, (1 - attained) / (short + 1))
+    kept = 100 * attained >= slo.attainment_percent
+    return Worth(
+        gain=s.judged_per_second * more if more >= DEAD_ZONE else 0.0,
+        loss=inf if kept or n == 1 else s.judged_per_second * fewer,
+    )
+
+
+def needed(replicas: Sequence[ReplicaSignals], in_flight: int, slo: Slo | None) -> int:
+    """Replicas for the requests in flight where all that report are overloaded: requests wait, or each token takes too long. 0 elsewhere.
+
+    One carries what it runs, fewer where that is too many for its time per token.
+    """
+    target = slo.tpot_milliseconds if slo else None
+    slow = [target is not None and (r.tpot_p95_ms or 0.0) > target for r in replicas]
+    if not replicas or not all(r.waiting or late for r, late in zip(replicas, slow, strict=True)):
+        return 0
+    carried = 0.0
+    for r in replicas:
+        stretch = target / r.tpot_p95_ms if target is not None and r.tpot_p95_ms else 1.0
+        carried += r.running * min(1.0, stretch)
+    return ceil(in_flight * len(replicas) / carried) if carried else 0
+
+
+def _at(attained: float, n: int, other: int) -> float:
+    """The share within targets at another number of replicas."""
+    if other < 1 or attained <= 0:
+        return 0.0
+    odds = (1 - attained) / attained * (n / other) ** STEEPNESS
+    return 1 / (1 + odds)
