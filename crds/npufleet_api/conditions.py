@@ -141,6 +141,7 @@ class Reason(StrEnum):
     HOLD_NO_DATA = "HoldNoData"
     HOLD_COOLDOWN = "HoldCooldown"
     RECLAIMED_FOR_GUARANTEE = "ReclaimedForGuarantee"
+    WORTH_MORE_ELSEWHERE = "WorthMoreElsewhere"
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
     REPLACED_FAILED = "ReplacedFailed"

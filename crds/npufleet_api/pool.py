@@ -59,6 +59,13 @@ class PreloadMode(StrEnum):
     ROLLOUT = "Rollout"
 
 
+class Borrowing(StrEnum):
+    """Who borrows what no guarantee needs."""
+
+    BY_ATTAINMENT = "ByAttainment"
+    BY_PRIORITY = "ByPriority"
+
+
 class NpuSelection(ApiModel):
     """Which NPUs belong to the pool."""
 
@@ -119,6 +126,10 @@ class Rebalancing(ApiModel):
         ge=1, le=3600, default=120,
     )  # fmt: skip
     reclaim: Reclaim = spec_field("What may be taken back for a guarantee.", Change.LIVE, default=Reclaim.BORROWED_ONLY)
+    borrowing: Borrowing = spec_field(
+        "Who borrows what no guarantee needs: those whose clients gain most by it, or those of the highest priority, first come.",
+        Change.LIVE, default=Borrowing.BY_ATTAINMENT,
+    )  # fmt: skip
 
 
 class PodImages(ApiModel):

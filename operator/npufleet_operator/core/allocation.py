@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import floor, inf, log2
 
-from npufleet_api.pool import Reclaim
+from npufleet_api.conditions import Reason
+from npufleet_api.pool import Borrowing, Rebalancing, Reclaim
+from npufleet_operator.core.autoscale.worth import Worth
 from npufleet_operator.core.observed import ModelKey, PodView
 from npufleet_operator.core.room import Room
+
+CONTEST_RATIO = 1.5
+"""What others would gain by a replica must be this many times what its own clients would lose: both are estimates."""
+DEFAULT_REBALANCING = Rebalancing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,19 @@ class Want:
     """Replicas that the model has: a model with none comes before one with some."""
     missing: int
     surge: int = 0
+    worth: Worth | None = None
+    """What a replica more or fewer is worth to its clients, where that is known."""
+    settled: bool = False
+    """None of its replicas comes or goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stake:
+    """What a model's clients would lose with one of its replicas, and whether one may be taken for others to gain."""
+
+    worth: Worth | None = None
+    rests: bool = False
+    """Nothing of it was moved lately, nothing moves, and it has more replicas than it may not lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +91,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A borrower's replica that is taken back, and for whom."""
+    """A borrower's replica that is taken back, for whom, and why."""
 
     holding: Holding
     claimant: ModelKey
+    reason: Reason = Reason.RECLAIMED_FOR_GUARANTEE
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +122,16 @@ class DynamicResourceAllocator:
     """One plan's allocation."""
 
     def __init__(
-        self, accounts: Mapping[str, ClassAccount], room: Room, holdings: Sequence[Holding] = (), reclaim: Reclaim = Reclaim.BORROWED_ONLY
+        self,
+        accounts: Mapping[str, ClassAccount],
+        room: Room,
+        holdings: Sequence[Holding] = (),
+        rebalancing: Rebalancing = DEFAULT_REBALANCING,
+        stakes: Mapping[ModelKey, Stake] | None = None,
     ) -> None:
+        reclaim = rebalancing.reclaim
+        self._by_attainment = rebalancing.borrowing is Borrowing.BY_ATTAINMENT
+        self._stakes = stakes or {}
         self._accounts = accounts
         self._room = room
         self._reclaim = reclaim
@@ -116,6 +146,8 @@ class DynamicResourceAllocator:
         self._fragmented: set[ModelKey] = set()
         self._denied: set[ModelKey] = set()
         self._victims: list[Victim] = []
+        self._contested: set[ModelKey] = set()
+        """Models whose turn to take from others has come."""
         self._hopeless: int | None = None
         """The smallest claim that could not be met: no larger one is tried."""
 
@@ -128,8 +160,12 @@ class DynamicResourceAllocator:
         for want in turns:
             self._claim(want)
         self._by_room.clear()
+        if self._by_attainment:
+            turns.sort(key=_eagerness, reverse=True)
         for want in turns:
             self._lend(want)
+        for want in turns:
+            self._contest(want)
         for want in sorted(wants, key=lambda w: (-self._accounts[w.workload_class].priority, w.created, w.model)):
             for _ in range(want.surge):
                 if not self._give(want, self._accounts[want.workload_class].ceiling, 1) and self._room.fits(want.npus):
@@ -185,12 +221,7 @@ class DynamicResourceAllocator:
             self._denied.add(want.model)
             return
         elif victims := self._choose(want.npus):
-            for holding in victims:
-                self._room.expect(holding.node, holding.npus)
-                self._victims.append(Victim(holding, want.model))
-            taken = {holding.pod.uid for holding in victims}
-            self._candidates = [holding for holding in self._candidates if holding.pod.uid not in taken]
-            self._room.claim(want.npus)
+            self._take(want, [Victim(holding, want.model) for holding in victims])
             self._waiting.add(want.model)
         else:
             borrowed = sum(holding.npus for holding in self._candidates)
@@ -198,15 +229,58 @@ class DynamicResourceAllocator:
             return
         self._charged[want.workload_class] += want.npus
 
-    def _choose(self, npus: int) -> list[Holding]:
-        """The fewest borrowers, in order, whose NPUs make room on one node; none if they cannot."""
-        if self._hopeless is not None and npus >= self._hopeless:
+    def _take(self, want: Want, victims: Sequence[Victim]) -> None:
+        """These replicas go, and what they leave is kept for the want."""
+        for victim in victims:
+            self._room.expect(victim.holding.node, victim.holding.npus)
+        self._victims += victims
+        taken = {victim.holding.pod.uid for victim in victims}
+        self._candidates = [holding for holding in self._candidates if holding.pod.uid not in taken]
+        self._room.claim(want.npus)
+
+    def _contest(self, want: Want) -> None:
+        """One replica of a model for which there is no room, from models to whose clients its NPUs are worth less.
+
+        Only from borrowers that miss their promise and rest, and only where the gain is well above the loss: so the sum over all models
+        grows with each move, and a constant load comes to rest.
+        """
+        account = self._accounts[want.workload_class]
+        if not self._by_attainment or self._reclaim is not Reclaim.BORROWED_ONLY or want.worth is None or not want.settled:
+            return
+        if want.model not in self._by_room or want.model in self._contested | self._waiting | self._fragmented | self._denied:
+            return
+        if self._charged[want.workload_class] + want.npus > account.ceiling or want.worth.gain <= 0:
+            return
+        self._contested.add(want.model)
+        if self._room.claim(want.npus):
+            return
+        chosen = self._choose(want.npus, self._cheapest(want))
+        loss = sum(self._loss(holding) for holding in chosen)
+        if chosen and want.worth.gain > CONTEST_RATIO * loss:
+            why = f"its clients lose about {loss:.2g} requests/s within the targets, those of {'/'.join(want.model)} gain {want.worth.gain:.2g}"
+            self._take(want, [Victim(holding, want.model, Reason.WORTH_MORE_ELSEWHERE, why) for holding in chosen])
+
+    def _loss(self, holding: Holding) -> float:
+        stake = self._stakes.get(holding.model, Stake())
+        return inf if stake.worth is None or not stake.rests else stake.worth.loss
+
+    def _cheapest(self, want: Want) -> list[Holding]:
+        """One borrowed replica of each model that may lose one, by what an NPU of it is worth to its clients."""
+        first: dict[ModelKey, Holding] = {}
+        for holding in self._candidates:
+            if holding.model != want.model and self._loss(holding) < inf:
+                first.setdefault(holding.model, holding)
+        return sorted(first.values(), key=lambda h: self._loss(h) / h.npus)
+
+    def _choose(self, npus: int, among: Sequence[Holding] | None = None) -> list[Holding]:
+        """The fewest borrowers, in order, whose NPUs make room on one node; none if they cannot. `among` are all, unless given."""
+        if among is None and self._hopeless is not None and npus >= self._hopeless:
             return []
         chosen: list[Holding] = []
         on_node: dict[str, int] = {}
         places: set[str] = set()
         freed = 0
-        for holding in self._candidates:
+        for holding in self._candidates if among is None else among:
             chosen.append(holding)
             freed += holding.npus
             on_node[holding.node] = on_node.get(holding.node, 0) + holding.npus
@@ -214,7 +288,8 @@ class DynamicResourceAllocator:
                 places.add(holding.node)
             if places and self._room.pool_would_fit(npus, freed):
                 return self._needed(npus, min(places), chosen)
-        self._hopeless = npus
+        if among is None:
+            self._hopeless = npus
         return []
 
     def _needed(self, npus: int, place: str, chosen: Sequence[Holding]) -> list[Holding]:
@@ -264,6 +339,14 @@ def _candidates(accounts: Mapping[str, ClassAccount], holdings: Sequence[Holding
                 candidates.append(holding)
     rank = {name: index for index, name in enumerate(sorted(accounts, key=lambda n: (-accounts[n].priority, n)))}
     return sorted(candidates, key=lambda h: (-rank[h.workload_class], *_victim_order(h)))
+
+
+def _eagerness(want: Want) -> float:
+    """How much an NPU would do for the want's clients, in powers of two: those that differ by less come by priority. Whoever wants a fixed
+    number, or of whom nothing is known, comes first."""
+    if want.worth is None:
+        return inf
+    return floor(log2(want.worth.gain / want.npus)) if want.worth.gain > 0 else -inf
 
 
 def _victim_order(h: Holding) -> tuple[bool, int, float, str, str]:

@@ -101,8 +101,9 @@ def decide(
         proposal = replace(proposal, situation=situation)
     waits = False
     if victims:
-        gone = retire(situation, [victim.holding.pod for victim in victims], Reason.RECLAIMED_FOR_GUARANTEE)
-        todo = replace(todo, drains=todo.drains + gone.drains, deletes=todo.deletes + gone.deletes)
+        for victim in victims:
+            gone = retire(situation, [victim.holding.pod], victim.reason)
+            todo = replace(todo, drains=todo.drains + gone.drains, deletes=todo.deletes + gone.deletes)
     elif todo.surge and not grant.surge:
         swap = replace_in_place(situation, room_elsewhere=grant.surge_has_room)
         waits = not (swap.drains or swap.deletes)
@@ -224,7 +225,9 @@ def _created(proposal: ModelPlan, manifest: Manifest, index: int) -> str:
 
 
 def _retirements(model: ModelView, s: Situation, todo: Steps, victims: Sequence[Victim] = ()) -> list[Choice]:
-    claimants = {victim.holding.pod.uid: f" for {'/'.join(victim.claimant)}" for victim in victims}
+    claimants = {
+        victim.holding.pod.uid: f" for {'/'.join(victim.claimant)}{f' ({victim.why})' if victim.why else ''}" for victim in victims
+    }
     choices = [
         Choice(
             model.key,

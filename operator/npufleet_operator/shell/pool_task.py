@@ -48,6 +48,7 @@ WARNINGS = frozenset(
         Reason.DRAIN_DEADLINE,
         Reason.HOLD_NO_DATA,
         Reason.RECLAIMED_FOR_GUARANTEE,
+        Reason.WORTH_MORE_ELSEWHERE,
         Reason.REPLACED_FAILED,
         Reason.SLO_UNATTAINABLE,
     }

@@ -59,10 +59,8 @@ def misses(r: ReplicaSignals, slo: Slo | None, ratio: float = 1.0, margin: float
 
 def measured(r: ReplicaSignals, slo: Slo | None) -> bool:
     """Whether what the targets speak of was measured on the replica. Without targets nothing needs to be."""
-    return (
-        slo is None
-        or (slo.ttft_milliseconds is None or r.ttft_p95_ms is not None)
-        and (slo.tpot_milliseconds is None or r.tpot_p95_ms is not None)
+    return slo is None or (
+        (slo.ttft_milliseconds is None or r.ttft_p95_ms is not None) and (slo.tpot_milliseconds is None or r.tpot_p95_ms is not None)
     )
 
 

@@ -15,7 +15,8 @@ from npufleet_api.pool import InferencePoolSpec, PoolMode
 from npufleet_api.report import DataState
 from npufleet_operator.core.autoscale.forecast import forecast
 from npufleet_operator.core.autoscale.learning import learn
-from npufleet_operator.core.autoscale.prediction import MARGIN, headroom, measured as is_measured, misses, unsafe_to_remove
+from npufleet_operator.core.autoscale.prediction import MARGIN, headroom, misses, unsafe_to_remove
+from npufleet_operator.core.autoscale.prediction import measured as is_measured
 from npufleet_operator.core.autoscale.signals import MIN_JUDGED, Signals, signals
 from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.autoscale.worth import Worth, needed, worth
@@ -86,6 +87,7 @@ def scale(
         verdict.message,
         status,
         worth=view.worth(),
+        settled=view.settled,
         rests=view.rests(),
     )
 
@@ -140,6 +142,7 @@ class _View:
         self._late = len(loading) - self._pending
         self._unsettled = bool(loading or replicas.outdated or replicas.leaving)
         """Replicas come or go, also by a rollout: what each carries says little of what it will."""
+        self.settled = not self._unsettled and s.data is DataState.FRESH
         self.floor = self._forecast_floor()
 
     def verdict(self) -> _Verdict:
@@ -293,8 +296,8 @@ class _View:
         return worth(self._s, self._slo) if self._s.data in (DataState.FRESH, DataState.PARTIAL) else None
 
     def rests(self) -> bool:
-        """Whether nothing was moved lately and nothing moves: what is measured is what these replicas do."""
-        return not self._unsettled and self._s.data is DataState.FRESH and max(self._left(self._up), self._left(self._down)) <= 0
+        """Whether nothing was moved lately and nothing moves, so that one replica may be taken for others to gain."""
+        return self.settled and self._base > max(1, self.lowest) and max(self._left(self._up), self._left(self._down)) <= 0
 
     def _left(self, moved: datetime | None) -> float:
         """Seconds of the cooldown that are left."""

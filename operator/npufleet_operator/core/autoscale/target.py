@@ -25,8 +25,10 @@ class Target:
     elastic: bool = True
     worth: Worth | None = None
     """What a replica more or fewer is worth to clients, where that is known."""
+    settled: bool = False
+    """No replica comes or goes."""
     rests: bool = False
-    """No replica comes or goes, and the cooldown is over."""
+    """Settled, the cooldown is over, and there are more replicas than there must be."""
 
     def granted(self, running: int, victims: int) -> int:
         """Replicas that the model is granted, of which `running` are there or start now. What was granted once is taken by a decision

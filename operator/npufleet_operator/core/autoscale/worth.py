@@ -15,6 +15,8 @@ from npufleet_operator.core.autoscale.signals import ReplicaSignals, Signals
 STEEPNESS = 2.0
 """The odds of a miss fall with this power of the number of replicas: a logistic curve over the logarithm of capacity, laid through what is
 measured now. Where requests come in bursts the power lies between 1.5 and 3 (recorded traces of conversations and of code completions)."""
+TOLERANCE = 0.1
+"""So many more requests in flight than are carried are no shortage: they come and go (the tolerance of HorizontalPodAutoscaler)."""
 DEAD_ZONE = 0.02
 """A replica that would bring less than this share of a model's requests within their targets is not worth a move."""
 
@@ -60,7 +62,8 @@ def needed(replicas: Sequence[ReplicaSignals], in_flight: int, slo: Slo | None) 
     for r in replicas:
         stretch = target / r.tpot_p95_ms if target is not None and r.tpot_p95_ms else 1.0
         carried += r.running * min(1.0, stretch)
-    return ceil(in_flight * len(replicas) / carried) if carried else 0
+    replicas_needed = in_flight * len(replicas) / carried if carried else 0.0
+    return ceil(replicas_needed) if replicas_needed > len(replicas) * (1 + TOLERANCE) else 0
 
 
 def _at(attained: float, n: int, other: int) -> float:
