@@ -15,6 +15,7 @@ from support.fleet import DRAIN_SECONDS, Fleet, is_quiet, model_spec, node, pool
 from support.load import Load, elastic_spec, put_load, run
 
 COOLDOWN = 120
+NOTHING_MEASURED = {"ttft_p50_ms": None, "ttft_p95_ms": None, "tpot_p50_ms": None, "tpot_p95_ms": None}
 CHAT_ONLY = pool_spec(classes=[{"name": "chat"}])
 
 
@@ -77,10 +78,10 @@ def test_capacity_survives_an_operator_that_restarts() -> None:
     assert after.capacity == before
 
 
-def test_load_that_falls_takes_one_replica_per_cooldown_through_a_drain() -> None:
+def test_load_that_falls_takes_as_many_replicas_as_are_safe_through_a_drain() -> None:
     fleet = loaded(35, 400)
     plans = run(fleet, {"tiny": Load(8)}, COOLDOWN - 10)
-    assert replicas(fleet) == 3
+    assert replicas(fleet) == 2
     drained = [d for plan in plans for d in plan.drains]
     assert {d.reason for d in drained} == {Reason.SCALED_DOWN}
     run(fleet, {"tiny": Load(8)}, 2 * COOLDOWN)
@@ -88,16 +89,45 @@ def test_load_that_falls_takes_one_replica_per_cooldown_through_a_drain() -> Non
     assert reason(fleet) == Reason.SCALE_DOWN_UNSAFE
 
 
+def test_at_most_half_of_the_replicas_are_taken_per_cooldown() -> None:
+    fleet = loaded(70, 400, most=12)
+    assert replicas(fleet) == 7
+    run(fleet, {"tiny": Load(1)}, COOLDOWN - 10)
+    assert replicas(fleet) == 3
+    run(fleet, {"tiny": Load(1)}, COOLDOWN)
+    assert replicas(fleet) == 1
+
+
+def test_of_a_model_that_nothing_was_measured_of_nothing_is_taken() -> None:
+    fleet = Fleet(pool=CHAT_ONLY)
+    fleet.add_model("tiny", elastic_spec().model_copy(update={"replicas": 4}))
+    run(fleet, {"tiny": Load(0)}, 30)
+    fleet.add_model("tiny", elastic_spec())
+    put_load(fleet, {"tiny": Load(4)})
+    (report,) = fleet.traffic.reports
+    unmeasured = [
+        r.model_copy(update={"report": r.report.model_copy(update={"engine": r.report.engine.model_copy(update=NOTHING_MEASURED)})})
+        for r in report.models[0].replicas
+        if r.report and r.report.engine
+    ]
+    model = report.models[0].model_copy(update={"replicas": unmeasured, "judged": 0, "attained": 0})
+    fleet.traffic = TrafficView(DataState.FRESH, (report.model_copy(update={"models": [model]}),))
+    assert is_quiet(fleet.step())
+    assert reason(fleet) == Reason.SCALE_DOWN_UNSAFE
+    run(fleet, {"tiny": Load(4)}, 30)
+    assert replicas(fleet) < 4
+
+
 def test_nothing_is_added_within_the_cooldown_of_a_removal() -> None:
     fleet = loaded(35, 400)
     run(fleet, {"tiny": Load(8)}, 10)
-    assert replicas(fleet) == 3
+    assert replicas(fleet) == 2
     fleet.settle_with(lambda: put_load(fleet, {"tiny": Load(8)}))
     plans = run(fleet, {"tiny": Load(60)}, 30)
     assert not any(plan.creates for plan in plans)
     assert reason(fleet) == Reason.HOLD_COOLDOWN
     run(fleet, {"tiny": Load(60)}, COOLDOWN)
-    assert replicas(fleet) > 3
+    assert replicas(fleet) > 2
 
 
 def test_a_drain_is_cancelled_when_the_load_returns_after_the_cooldown() -> None:
@@ -105,7 +135,7 @@ def test_a_drain_is_cancelled_when_the_load_returns_after_the_cooldown() -> None
     fleet.pool = pool_spec(classes=[{"name": "chat"}], rebalancing={"cooldownSeconds": 10, "drainSeconds": 600})
     fleet.busy = {pod.uid for pod in fleet.of("tiny")}
     run(fleet, {"tiny": Load(8)}, 5)
-    assert replicas(fleet) == 3
+    assert replicas(fleet) == 2
     plans = run(fleet, {"tiny": Load(60)}, 30)
     assert Reason.DRAIN_CANCELLED in reasons(plans)
     assert any(plan.cancels for plan in plans)

@@ -46,7 +46,7 @@ def assert_only_borrowers_lose(fleet: Fleet, plan: Plan, before: dict[str, int])
     taken: dict[str, int] = {}
     gone = [(drain.pod, drain.reason) for drain in plan.drains] + [(delete.pod, delete.reason) for delete in plan.deletes]
     for pod, reason in gone:
-        if reason is Reason.RECLAIMED_FOR_GUARANTEE and pod.drain_started is None:
+        if reason in (Reason.RECLAIMED_FOR_GUARANTEE, Reason.WORTH_MORE_ELSEWHERE) and pod.drain_started is None:
             name = pod.labels["npufleet.dev/workload-class"]
             taken[name] = taken.get(name, 0) + pod.requests[RESOURCE]
     largest = max((pod.requests[RESOURCE] for pod in fleet.pods.values()), default=0)

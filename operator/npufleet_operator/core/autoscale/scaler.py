@@ -142,6 +142,8 @@ class _View:
         self._late = len(loading) - self._pending
         self._unsettled = bool(loading or replicas.outdated or replicas.leaving)
         """Replicas come or go, also by a rollout: what each carries says little of what it will."""
+        self._unmet = before.reason in UP and before.wanted_replicas > base
+        """More were wanted than were granted."""
         self.settled = not self._unsettled and s.data is DataState.FRESH
         self.floor = self._forecast_floor()
 
@@ -208,8 +210,7 @@ class _View:
         if self.floor > base:
             return _Verdict(self.floor, Reason.FORECAST_DEMAND, f"{self.floor} replicas are forecast to be needed")
         enough = s.replicas and 2 * len(s.replicas) >= s.ready
-        wanted_more = self._before.reason in UP and self._before.wanted_replicas > base
-        if enough and all(misses(r, self._slo, margin=MARGIN if wanted_more else 1.0) for r in s.replicas):
+        if enough and all(misses(r, self._slo, margin=MARGIN if self._unmet else 1.0) for r in s.replicas):
             reason, message = Reason.PREDICTED_MISS, f"all {s.ready} replicas miss a target at {s.load:.0f} requests in flight each"
         elif self._attainment_low():
             reason = Reason.ATTAINMENT_LOW
@@ -243,11 +244,12 @@ class _View:
         )
 
     def _attainment_low(self) -> bool:
-        """Judged once the window has passed since the last addition: it still holds what was before it."""
+        """Judged once the window has passed since the last addition: it still holds what was before it. A wish of which a part was granted
+        stays until then."""
         s = self._s
-        if self._slo is None or s.attainment is None or s.judged < MIN_JUDGED or self._pending:
+        if self._slo is None or s.attainment is None or s.judged < MIN_JUDGED or (self._pending and not self._unmet):
             return False
-        if self._up and (self._now - self._up).total_seconds() < s.window_seconds:
+        if self._up and (self._now - self._up).total_seconds() < s.window_seconds and not self._unmet:
             return False
         return 100 * s.attainment < self._slo.attainment_percent
 
