@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf, sqrt
 
 from npufleet_api.model import Slo
-from npufleet_operator.core.autoscale.signals import ReplicaSignals
+from npufleet_operator.core.autoscale.signals import ReplicaSignals, Signals
 
 MARGIN = 0.8
 """What is left after a removal must stay below this share of every target and of every resource (NVIDIA Dynamo's planner keeps the
@@ -90,13 +90,17 @@ def _too_much(replicas: Sequence[ReplicaSignals], ratio: float, slo: Slo | None)
     return ""
 
 
-def _at_its_height(r: ReplicaSignals, replicas: Sequence[ReplicaSignals]) -> ReplicaSignals:
-    """With the KV cache that is in use when as many requests come together as seldom do. Latencies and compute were measured over a minute;
-    the KV cache is what a few requests hold at one moment, and their number spreads by its square root (Poisson)."""
-    running = sum(other.running for other in replicas)
-    if r.kv_cache is None or not running:
-        return r
-    return replace(r, kv_cache=min(1.0, r.kv_cache * (1 + SPREAD / sqrt(running))))
+def at_its_worst(r: ReplicaSignals, s: Signals) -> ReplicaSignals:
+    """As it may be within minutes: with the latencies that clients saw in the gateways' own window, and with the KV cache that is in use when
+    as many requests come together as seldom do. It is what a few requests hold at one moment; their number spreads by its square root
+    (Poisson)."""
+    running = sum(other.running for other in s.replicas)
+    return replace(
+        r,
+        ttft_p95_ms=max((x for x in (r.ttft_p95_ms, s.ttft_p95_ms) if x is not None), default=None),
+        tpot_p95_ms=max((x for x in (r.tpot_p95_ms, s.tpot_p95_ms) if x is not None), default=None),
+        kv_cache=min(1.0, r.kv_cache * (1 + SPREAD / sqrt(running))) if r.kv_cache is not None and running else r.kv_cache,
+    )
 
 
 def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, left: int, slo: Slo | None) -> str:
@@ -105,5 +109,5 @@ def unsafe_to_remove(replicas: Sequence[ReplicaSignals], ready: int, left: int, 
     if left < 1:
         busy = sum(r.in_flight + r.running + r.waiting for r in replicas)
         return "" if busy == 0 else "the only replica has requests"
-    why = _too_much([_at_its_height(r, replicas) for r in replicas], max(1.0, ready / left), slo)
+    why = _too_much(replicas, max(1.0, ready / left), slo)
     return f"with {left} replica(s) {why}" if why else ""

@@ -15,7 +15,7 @@ from npufleet_api.pool import InferencePoolSpec, PoolMode
 from npufleet_api.report import DataState
 from npufleet_operator.core.autoscale.forecast import forecast
 from npufleet_operator.core.autoscale.learning import learn
-from npufleet_operator.core.autoscale.prediction import MARGIN, headroom, misses, unsafe_to_remove
+from npufleet_operator.core.autoscale.prediction import MARGIN, at_its_worst, headroom, misses, unsafe_to_remove
 from npufleet_operator.core.autoscale.prediction import measured as is_measured
 from npufleet_operator.core.autoscale.signals import MIN_JUDGED, Signals, signals
 from npufleet_operator.core.autoscale.target import Target
@@ -275,9 +275,10 @@ class _View:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, "no replica has measured yet what its requests get")
         several = s.data is DataState.ZERO or all(is_measured(r, self._slo) for r in s.replicas)
         least = max(1, self.lowest, self.floor, min(base // GROWTH, base - GROWTH) if several else base - 1)
+        lasting = [at_its_worst(r, s) for r in s.replicas]
         left, why = base, ""
         while left > least and not why:
-            why = unsafe_to_remove(s.replicas, s.ready, left - 1, self._slo)
+            why = unsafe_to_remove(lasting, s.ready, left - 1, self._slo)
             left -= not why
         if left == base:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, why)

@@ -53,6 +53,9 @@ class Signals:
     """The same share in the gateways' own window, of minutes; None where too few requests were judged."""
     judged_per_second: float = 0.0
     """In that window."""
+    ttft_p95_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    """In that window, at the worst gateway."""
     failed_for_capacity: int = 0
     window_seconds: float = 0.0
     in_flight: int = 0
@@ -100,6 +103,8 @@ def signals(measured: Measured, key: ModelKey, ready: Sequence[PodView]) -> Sign
         judged=judged,
         lasting=lasting,
         judged_per_second=judged_per_second,
+        ttft_p95_ms=max((part.ttft_p95_ms for part in traffic if part.ttft_p95_ms is not None), default=None),
+        tpot_p95_ms=max((part.tpot_p95_ms for part in traffic if part.tpot_p95_ms is not None), default=None),
         failed_for_capacity=sum(part.outcomes.no_replica + part.outcomes.overloaded for part in traffic),
         window_seconds=window_seconds,
         in_flight=max(in_flight, held),
