@@ -381,6 +381,14 @@ class LearnedCapacity(ApiModel):
     load_seconds: int = Field(default=0, ge=0, description="From the pod's creation until it serves; 0 is not known yet.")
 
 
+class AttainedAt(ApiModel):
+    """What clients got when the model had another number of replicas: what a replica more or fewer turned out to be worth."""
+
+    replicas: int = Field(ge=1)
+    percent: int = Field(ge=0, le=100, description="Requests within their targets.")
+    requests_per_minute: int = Field(ge=0, description="Requests that were judged then; under another load it tells nothing.")
+
+
 class ScalingStatus(ApiModel):
     """What elastic scaling sees, wants and remembers."""
 
@@ -392,6 +400,7 @@ class ScalingStatus(ApiModel):
     last_up_time: Timestamp | None = None
     last_down_time: Timestamp | None = None
     capacity: LearnedCapacity = LearnedCapacity()
+    attained: list[AttainedAt] = Field(default=[], max_length=8, description="Written when the number of replicas changes, latest last.")
 
 
 class ResolvedEngine(ApiModel):

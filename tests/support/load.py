@@ -37,6 +37,9 @@ class Load:
     """Requests in flight that one replica carries with every target just met."""
     base_tpot_ms: float = 10.0
     """Time per token of a request that is alone: above the target, no number of replicas helps."""
+    percents: tuple[int, ...] = ()
+    """Percent of requests within the targets with 1, 2, ... replicas that serve, the last for more; half of them where a target is
+    missed, unless given."""
 
 
 def elastic_spec(workload_class: str = "chat", least: int = 1, most: int = 8, **changes: Any) -> AscendModelSpec:
@@ -71,6 +74,7 @@ def _traffic(fleet: Fleet, model: ModelView, load: Load) -> ModelTraffic:
     each = [served // len(pods) + (index < served % len(pods)) for index in range(len(pods))]
     met = all(_tpot(load, count) <= TPOT_TARGET_MS for count in each)
     judged = 100 if load.in_flight and pods else 0
+    percent = load.percents[min(len(pods), len(load.percents)) - 1] if load.percents and pods else 100 if met else 50
     return ModelTraffic(
         namespace=model.namespace,
         name=model.name,
@@ -79,7 +83,7 @@ def _traffic(fleet: Fleet, model: ModelView, load: Load) -> ModelTraffic:
         window_seconds=WINDOW_SECONDS,
         outcomes=Outcomes(ok=judged),
         judged=judged,
-        attained=judged if met else judged // 2,
+        attained=judged * percent // 100,
         in_flight=served,
         held=load.in_flight - served,
         last_request_age_seconds=0 if load.in_flight else 3600,

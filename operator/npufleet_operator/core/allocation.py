@@ -257,7 +257,7 @@ class DynamicResourceAllocator:
         chosen = self._choose(want.npus, self._cheapest(want))
         loss = sum(self._loss(holding) for holding in chosen)
         if chosen and want.worth.gain > CONTEST_RATIO * loss:
-            why = f"its clients lose about {loss:.2g} requests/s within the targets, those of {'/'.join(want.model)} gain {want.worth.gain:.2g}"
+            why = f"its clients lose about {loss:.2g} requests/s within the targets, the others' gain {want.worth.gain:.2g}"
             self._take(want, [Victim(holding, want.model, Reason.WORTH_MORE_ELSEWHERE, why) for holding in chosen])
 
     def _loss(self, holding: Holding) -> float:

@@ -91,7 +91,8 @@ def _scaling(o: Outcome, now: datetime) -> ScalingStatus | None:
         return o.model.status.scaling
     if not target.elastic or o.advisory or o.desired == target.base:
         return target.status
-    return target.status.model_copy(update={"last_up_time" if o.desired > target.base else "last_down_time": timestamp(now)})
+    moved = "last_up_time" if o.desired > target.base else "last_down_time"
+    return target.status.model_copy(update={moved: timestamp(now), "attained": list(target.known)})
 
 
 def _accepted(conditions: Conditions, o: Outcome) -> None:

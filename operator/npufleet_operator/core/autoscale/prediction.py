@@ -18,7 +18,6 @@ FULL = 0.95
 SPREAD = 2.0
 """Standard deviations that the number of requests at one moment is allowed."""
 MOST_HEADROOM = 16.0
-HEADROOM_STEP = 0.01
 """Beyond sixteen times the present load nothing is predicted."""
 
 
@@ -69,11 +68,23 @@ def headroom(replicas: Sequence[ReplicaSignals], slo: Slo | None) -> float:
     busy = [r for r in replicas if r.running]
     if not busy or not all(measured(r, slo) and r.compute is not None and r.kv_cache is not None for r in busy):
         return 1.0
-    low, high = 1.0, MOST_HEADROOM
-    while high - low > HEADROOM_STEP:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _too_much(busy, middle, slo) else (middle, high)
-    return low
+    return min(MOST_HEADROOM, *(max(1.0, _headroom(r, slo)) for r in busy))
+
+
+def _headroom(r: ReplicaSignals, slo: Slo | None) -> float:
+    """The ratio at which the first of `_too_much`'s limits is met; below 1 where one is passed already."""
+    limits = [MARGIN / share for share in (r.kv_cache, r.compute) if share]
+    if slo is None or (slo.ttft_milliseconds is None and slo.tpot_milliseconds is None):
+        return 0.0 if r.waiting else min(limits, default=MOST_HEADROOM)
+    if slo.tpot_milliseconds is not None and (tpot := predicted_tpot_ms(r)):
+        limits.append(MARGIN * slo.tpot_milliseconds / tpot)
+    if slo.ttft_milliseconds is not None and (ttft := predicted_ttft_ms(r)):
+        use, target = utilisation(r), MARGIN * slo.ttft_milliseconds
+        if use:
+            limits.append((1 - ttft * (1 - use) / target) / use)
+        elif ttft > target:
+            return 0.0
+    return min(limits, default=MOST_HEADROOM)
 
 
 def _too_much(replicas: Sequence[ReplicaSignals], ratio: float, slo: Slo | None) -> str:
@@ -91,9 +102,9 @@ def _too_much(replicas: Sequence[ReplicaSignals], ratio: float, slo: Slo | None)
 
 
 def at_its_worst(r: ReplicaSignals, s: Signals) -> ReplicaSignals:
-    """As it may be within minutes: with the latencies that clients saw in the gateways' own window, and with the KV cache that is in use when
-    as many requests come together as seldom do. It is what a few requests hold at one moment; their number spreads by its square root
-    (Poisson)."""
+    """As it may be within minutes: with the latencies that clients saw in the gateways' own window, and with the KV cache that is in use
+    when as many requests come together as seldom do. It is what a few requests hold at one moment; their number spreads by its square
+    root (Poisson)."""
     running = sum(other.running for other in s.replicas)
     return replace(
         r,

@@ -19,7 +19,7 @@ from npufleet_operator.core.autoscale.prediction import MARGIN, at_its_worst, he
 from npufleet_operator.core.autoscale.prediction import measured as is_measured
 from npufleet_operator.core.autoscale.signals import MIN_JUDGED, Signals, signals
 from npufleet_operator.core.autoscale.target import Target
-from npufleet_operator.core.autoscale.worth import Worth, needed, worth
+from npufleet_operator.core.autoscale.worth import Worth, needed, remember, worth
 from npufleet_operator.core.conditions import parse_timestamp, timestamp
 from npufleet_operator.core.measured import Measured
 from npufleet_operator.core.observed import ModelView
@@ -87,6 +87,7 @@ def scale(
         verdict.message,
         status,
         worth=view.worth(),
+        known=tuple(remember(before.attained, s)),
         settled=view.settled,
         rests=view.rests(),
     )
@@ -168,10 +169,10 @@ class _View:
         What one was seen to do is the least that it can do; where those of the present have headroom, they can do more.
         """
         s = self._s
-        present = sum(r.work_per_second for r in s.replicas) / len(s.replicas) if s.replicas else 0.0
-        capacity = max(self._capacity.work_per_second, present * headroom(s.replicas, self._slo))
         if self._capacity.work_per_second <= 0 or not s.work or s.bucket_seconds <= 0:
             return 0
+        present = sum(r.work_per_second for r in s.replicas) / len(s.replicas) if s.replicas else 0.0
+        capacity = max(self._capacity.work_per_second, present * headroom(s.replicas, self._slo))
         steps = ceil((self._capacity.load_seconds + self._interval) / s.bucket_seconds)
         expected = forecast(s.work, min(max(1, steps), 60), int(DAY_SECONDS // s.bucket_seconds))
         return min(self._highest, ceil(expected / capacity))
@@ -296,7 +297,7 @@ class _View:
 
     def worth(self) -> Worth | None:
         """What a replica more or fewer is worth; None where reports do not allow a move."""
-        return worth(self._s, self._slo) if self._s.data in (DataState.FRESH, DataState.PARTIAL) else None
+        return worth(self._s, self._slo, self._before.attained) if self._s.data in (DataState.FRESH, DataState.PARTIAL) else None
 
     def rests(self) -> bool:
         """Whether nothing was moved lately and nothing moves, so that one replica may be taken for others to gain."""

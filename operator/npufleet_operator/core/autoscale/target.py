@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npufleet_api.conditions import Reason
-from npufleet_api.model import ScalingStatus
+from npufleet_api.model import AttainedAt, ScalingStatus
 from npufleet_operator.core.autoscale.worth import Worth
 
 
@@ -25,6 +25,8 @@ class Target:
     elastic: bool = True
     worth: Worth | None = None
     """What a replica more or fewer is worth to clients, where that is known."""
+    known: tuple[AttainedAt, ...] = ()
+    """What clients get now from the replicas that there are, and got from other numbers: remembered when the number changes."""
     settled: bool = False
     """No replica comes or goes."""
     rests: bool = False
