@@ -253,22 +253,25 @@ class DynamicResourceAllocator:
             return
         self._contested.add(want.model)
         if self._room.claim(want.npus):
+            self._charged[want.workload_class] += want.npus
             return
         chosen = self._choose(want.npus, self._cheapest(want))
         loss = sum(self._loss(holding) for holding in chosen)
         if chosen and want.worth.gain > CONTEST_RATIO * loss:
             why = f"its clients lose about {loss:.2g} requests/s within the targets, the others' gain {want.worth.gain:.2g}"
             self._take(want, [Victim(holding, want.model, Reason.WORTH_MORE_ELSEWHERE, why) for holding in chosen])
+            self._charged[want.workload_class] += want.npus
 
     def _loss(self, holding: Holding) -> float:
         stake = self._stakes.get(holding.model, Stake())
         return inf if stake.worth is None or not stake.rests else stake.worth.loss
 
     def _cheapest(self, want: Want) -> list[Holding]:
-        """One borrowed replica of each model that may lose one, by what an NPU of it is worth to its clients."""
+        """One borrowed replica of each model that may lose one and loses none yet, by what an NPU of it is worth to its clients."""
         first: dict[ModelKey, Holding] = {}
+        losers = {victim.holding.model for victim in self._victims}
         for holding in self._candidates:
-            if holding.model != want.model and self._loss(holding) < inf:
+            if holding.model != want.model and holding.model not in losers and self._loss(holding) < inf:
                 first.setdefault(holding.model, holding)
         return sorted(first.values(), key=lambda h: self._loss(h) / h.npus)
 

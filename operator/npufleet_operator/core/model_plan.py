@@ -151,7 +151,7 @@ def _move(proposal: ModelPlan) -> list[Choice]:
     target, before = proposal.target, proposal.model.status.scaling
     if not target.elastic:
         return []
-    if proposal.desired != target.base and target.wanted != target.base:
+    if (proposal.desired - target.base) * (target.wanted - target.base) > 0:
         return [Choice(proposal.model.key, target.reason, f"{target.base} → {proposal.desired} replicas: {target.message}")]
     if target.reason in HOLDS and (before is None or before.reason != target.reason):
         return [Choice(proposal.model.key, target.reason, target.message)]
