@@ -98,11 +98,11 @@ class GenerationResponse(Response):
                     if not await run_until_disconnect(receive, answer):
                         logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
         except RequestError as error:
-            if self._begun:
+            if self._begun and self._plan.stream:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_EVENT_SECONDS):
                         await _send_last(send, answer_for(error).body())
-            else:
+            elif not self._begun:
                 await answer_for(error).response()(scope, receive, send)
         finally:
             scope.setdefault("state", {})[TRACE_STATE] = self._trace(started)

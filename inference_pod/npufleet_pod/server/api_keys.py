@@ -60,8 +60,8 @@ class ApiKeys:
                 refused.add(path.name)
             else:
                 found[path.name] = digest
-        if found.keys() != self._digests.keys() or not found:
-            logger.info("api keys read", extra={"count": len(found)})
+        if found != self._digests:
+            logger.info("api keys changed", extra={"count": len(found)})
         for name in sorted(refused - self._refused):
             logger.warning(
                 "not an API key: write 8 to 1024 printable characters without spaces, or sha256: and a digest", extra={"file": name}
