@@ -465,7 +465,7 @@ def test_words_of_others_do_not_outgrow_what_status_holds() -> None:
     type(plan.pool_status).model_validate(plan.pool_status.model_dump())
 
 
-def test_a_decision_is_cut_to_what_status_holds() -> None:
+def test_the_longest_names_fit_into_a_decision() -> None:
     name = "n" * 253
     fleet = Fleet(pool=pool_spec(classes=[{"name": "chat", "minPercent": 50}, {"name": "code"}]))
     fleet.namespaces["s" * 63] = {}

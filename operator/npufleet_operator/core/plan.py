@@ -15,7 +15,7 @@ from npufleet_api.pool import Decision, GatewayMode, InferencePoolSpec, PoolMode
 from npufleet_operator.core import ledger as books
 from npufleet_operator.core.acceptance import judge, names_taken
 from npufleet_operator.core.actions import Choice, Plan
-from npufleet_operator.core.conditions import MESSAGE_LIMIT, timestamp
+from npufleet_operator.core.conditions import timestamp
 from npufleet_operator.core.measured import Measured
 from npufleet_operator.core.model_plan import ModelPlan
 from npufleet_operator.core.model_status import Outcome, model_status
@@ -61,9 +61,7 @@ def _assemble(o: Observed, pool: PoolView, spec: InferencePoolSpec, schedule: Sc
     advisory = spec.mode is PoolMode.ADVISORY
     decided = schedule.plans
     choices = _unsaid(pool, decided, advisory)
-    decisions = [
-        Decision(time=timestamp(now), model="/".join(c.model), reason=c.reason, message=c.message[:MESSAGE_LIMIT]) for c in choices
-    ]
+    decisions = [Decision(time=timestamp(now), model="/".join(c.model), reason=c.reason, message=c.message) for c in choices]
     last = {choice.model: decision for choice, decision in zip(choices, decisions, strict=True)}
     scaled = {choice.model for choice in choices if not advisory and choice.reason in (Reason.SCALED_UP, Reason.SCALED_DOWN)}
     keepers = names_taken(o.models)
