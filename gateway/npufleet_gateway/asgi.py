@@ -26,16 +26,9 @@ class ClientLeftError(Exception):
 
 async def read_body(receive: Receive, limit_bytes: int, timeout_seconds: float) -> bytes:
     """The request's body. Raises ApiError (408, 413) and ClientLeftError."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientLeftError
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > limit_bytes:
-            raise body_too_large(limit_bytes)
-        return body
-    parts = [body]
-    size = len(body)
+    parts: list[bytes] = []
+    size = 0
+    message: Message = {"more_body": True}
     try:
         async with asyncio.timeout(timeout_seconds):
             while message.get("more_body", False) and size <= limit_bytes * DISCARD_FACTOR:

@@ -55,6 +55,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None and self._head_bytes > self._max_head_bytes:
             self._refuse(b"431 Request Header Fields Too Large")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing here is upgraded, and a client's wish for it is no reason for uvicorn's advice in the log."""
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ssl
 from pathlib import Path
 
@@ -45,6 +46,62 @@ async def said(port: int, *parts: bytes) -> bytes:
 async def test_a_client_that_sends_no_whole_head_is_cut_off(parts: tuple[bytes, ...], answer: bytes) -> None:
     async with loopback(head_timeout_seconds=0.1) as pool:
         assert (await said(pool.port, *parts)).startswith(answer)
+
+
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHAT + b"content-length: 16\r\n\r\n",),
+        (CHAT + b"content-length: 16\r\n\r\n", b'{"mod'),
+        (CHAT + b"transfer-encoding: chunked\r\n\r\n",),
+        (CHAT + b"transfer-encoding: chunked\r\n\r\n" + b"0" * 100_000,),
+    ],
+)
+async def test_a_body_that_never_comes_is_answered_408(parts: tuple[bytes, ...]) -> None:
+    async with loopback(body_timeout_seconds=0.1) as pool:
+        engine = await pool.engine()
+        assert (await said(pool.port, *parts)).startswith(b"HTTP/1.1 408")
+        assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 2\r\ncontent-length: 3\r\n",
+        b"content-length: 2\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: -2\r\n",
+        b"content-length: 99999999999999999999999\r\n",
+        b"content-length : 2\r\n",
+        b"".join(b"a%d: b\r\n" % number for number in range(20_000)),
+    ],
+)
+async def test_a_head_that_is_ambiguous_wrong_or_a_bomb_reaches_no_replica(head: bytes) -> None:
+    async with loopback() as pool:
+        engine = await pool.engine()
+        answer = await said(pool.port, CHAT + head + b"\r\n{}")
+        assert answer == b"reset" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        assert engine.seen == []
+        async with pool.post() as response:
+            assert response.status == 200
+
+
+async def test_a_wish_to_upgrade_is_answered_as_a_request_and_leaves_nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with loopback() as pool:
+        answer = await said(pool.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert "pip install" not in caplog.text
+
+
+async def test_ten_megabytes_pass_unchanged() -> None:
+    async with loopback() as pool:
+        engine = await pool.engine()
+        body = b'{"model":"chat","prompt":"' + b"x" * 10_000_000 + b'"}'
+        async with pool.session.post(f"{pool.url}/v1/completions", data=io.BytesIO(body)) as response:
+            assert response.status == 200
+        assert engine.bodies == [body]
 
 
 async def test_a_head_without_end_is_refused() -> None:
