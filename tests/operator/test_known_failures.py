@@ -52,6 +52,16 @@ def test_replicas_that_never_get_to_serve_are_added_ever_more_slowly() -> None:
     assert 3 < granted(fleet) <= 6
 
 
+def test_a_replica_whose_files_still_come_is_not_joined_by_others() -> None:
+    # aibrix 2670 again: a first fetch of 145 GB takes far longer than a start from the cache
+    fleet = elastic(5)
+    fleet.auto_ready = False
+    for _ in range(60):
+        fleet.pods = {uid: pod if pod.engine_ready else replace(pod, fetching=True) for uid, pod in fleet.pods.items()}
+        run(fleet, {"tiny": Load(15)}, 15)
+    assert granted(fleet) == 3
+
+
 def test_replicas_go_within_a_bounded_time_once_the_load_has_ended() -> None:
     # aibrix 1159: delayed by half an hour
     fleet = elastic(35, 400)

@@ -22,11 +22,13 @@ from npufleet_operator.core.autoscale.target import Target
 from npufleet_operator.core.autoscale.worth import Worth, needed, remember, worth
 from npufleet_operator.core.conditions import parse_timestamp, timestamp
 from npufleet_operator.core.measured import Measured
-from npufleet_operator.core.observed import ModelView
+from npufleet_operator.core.observed import ModelView, PodView
 from npufleet_operator.core.replicas import Replicas
 
 UNKNOWN_LOAD_SECONDS = 600.0
 """How long a loading replica counts as supply while nothing is known of the model's load time."""
+FETCH_SECONDS = 3600.0
+"""How long one whose files are being fetched does: 145 GB at 40 MB/s."""
 LOAD_ALLOWANCE = 1.5
 LOAD_MARGIN_SECONDS = 30.0
 """A replica may take this much longer than usual before it no longer counts as supply."""
@@ -138,7 +140,7 @@ class _View:
         self._highest = max(spec.scaling.max_replicas or max(1, self.lowest), self.lowest)
         self._horizon = capacity.load_seconds * LOAD_ALLOWANCE + LOAD_MARGIN_SECONDS if capacity.load_seconds else UNKNOWN_LOAD_SECONDS
         loading = [pod for pod in replicas.live if not pod.engine_ready]
-        self._pending = sum((now - pod.created).total_seconds() <= self._horizon for pod in loading)
+        self._pending = sum((now - pod.created).total_seconds() <= self._allowance(pod) for pod in loading)
         """Loading replicas that count as supply: those that may still be within their usual load time."""
         self._late = len(loading) - self._pending
         self._unsettled = bool(loading or replicas.outdated or replicas.leaving)
@@ -147,6 +149,11 @@ class _View:
         """More were wanted than were granted."""
         self.settled = not self._unsettled and s.data is DataState.FRESH
         self.floor = self._forecast_floor()
+
+    def _allowance(self, pod: PodView) -> float:
+        """While its files come over the network, a replica is not late: another one would only share the line. A fetch that stands still
+        ends by itself."""
+        return max(self._horizon, FETCH_SECONDS) if pod.fetching else self._horizon
 
     def verdict(self) -> _Verdict:
         """The first rule that has something to say."""
