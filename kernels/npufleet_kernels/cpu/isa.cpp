@@ -357,7 +357,13 @@ void rms_norm(const float *x, const float *weight, int64_t size, float epsilon, 
     alignas(64) float part[PANEL];
     for (int64_t start = 0; start < padded; start += PANEL) {
         const int64_t count = size - start < PANEL ? size - start : PANEL;
-        for (int64_t i = 0; i < PANEL; i++) part[i] = i < count ? x[start + i] * factor * weight[start + i] : 0.0f;
+        if (count == PANEL) {
+            for (int64_t i = 0; i < PANEL; i += VL) {
+                store(part + i, mul(mul(load(x + start + i), set1(factor)), load(weight + start + i)));
+            }
+        } else {
+            for (int64_t i = 0; i < PANEL; i++) part[i] = i < count ? x[start + i] * factor * weight[start + i] : 0.0f;
+        }
         convert(part, Type::F32, static_cast<char *>(out) + start * size_of(out_type), out_type, PANEL);
     }
 }
@@ -381,7 +387,13 @@ void rotate(const Rotate &r) {
     }
     const int64_t half = r.rotary_size / 2;
     float *first = r.heads, *second = r.heads + half;
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+    for (; i + VL <= half; i += VL) {
+        const vf a = load(first + i), b = load(second + i);
+        store(first + i, sub(mul(a, load(r.cos + i)), mul(b, load(r.sin + i))));
+        store(second + i, fma(b, load(r.cos + half + i), mul(a, load(r.sin + half + i))));
+    }
+    for (; i < half; i++) {
         const float a = first[i], b = second[i];
         first[i] = a * r.cos[i] - b * r.sin[i];
         second[i] = b * r.cos[half + i] + a * r.sin[half + i];
