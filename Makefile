@@ -17,7 +17,7 @@ STAMP := .venv/.installed
 COMPILE := $(UV) pip compile --quiet --no-header --no-emit-index-url --no-annotate --python-version 3.11
 
 # The packages, not their folders: mypy finds the folders through mypy_path.
-PACKAGES := npufleet_api npufleet_operator npufleet_gateway npufleet_fetch npufleet_pod npufleet_monitor npufleet_kernels devcluster $(notdir $(wildcard tools/demo))
+PACKAGES := npufleet_api npufleet_operator npufleet_gateway npufleet_fetch npufleet_pod npufleet_monitor npufleet_kernels ascendenv devcluster $(notdir $(wildcard tools/demo))
 
 .PHONY: help
 help: ## Show this list

@@ -19,6 +19,7 @@ from npufleet_kernels import (
     gelu,
     kv_write,
     kv_write_int8,
+    kv_write_pair,
     layer,
     layer_norm,
     linear,
@@ -35,6 +36,9 @@ from npufleet_kernels import (
 from npufleet_kernels.errors import VariantMissingError
 from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.layer_step import Attention, LayerStep, Store
+from npufleet_kernels.npu import attention as npu_attention
+from npufleet_kernels.npu import kv_write_pair as npu_kv_write_pair
+from npufleet_kernels.npu import operations as npu
 from npufleet_kernels.weights import LayerWeights
 
 logger = logging.getLogger(__name__)
@@ -120,6 +124,12 @@ class KvWriteInt8(Protocol):
     def __call__(self, rows: Tensor, scales: Tensor, slots: Tensor, new: Tensor) -> None: ...
 
 
+class KvWritePair(Protocol):
+    """See `kv_write_pair.reference`."""
+
+    def __call__(self, kernels: Kernels, key_rows: Tensor, value_rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
+
+
 class AttentionInput(Protocol):
     """See `attention_input.reference`."""
 
@@ -184,6 +194,7 @@ class Kernels:
     moe_experts_int8: MoeExpertsInt8
     kv_write: KvWrite
     kv_write_int8: KvWriteInt8
+    kv_write_pair: KvWritePair
     attention_int8: AttentionInt8
     attention_full: Attention
     attention_two_phase: Attention
@@ -214,21 +225,22 @@ class Kernels:
 VARIANTS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "linear": {"reference": linear.reference},
     "linear_float32": {"reference": linear_float32.reference},
-    "linear_int8": {"reference": linear_int8.reference},
-    "rms_norm": {"reference": rms_norm.reference},
-    "layer_norm": {"reference": layer_norm.reference},
-    "rope": {"reference": rope.reference},
-    "silu_mul": {"reference": silu_mul.reference},
-    "gelu": {"reference": gelu.reference},
+    "linear_int8": {"reference": linear_int8.reference, "npu": npu.linear_int8, "npu_w8a8": npu.linear_int8_w8a8},
+    "rms_norm": {"reference": rms_norm.reference, "npu": npu.rms_norm},
+    "layer_norm": {"reference": layer_norm.reference, "npu": npu.layer_norm},
+    "rope": {"reference": rope.reference, "npu": npu.rope},
+    "silu_mul": {"reference": silu_mul.reference, "npu": npu.silu_mul},
+    "gelu": {"reference": gelu.reference, "npu": npu.gelu},
     "moe_route": {"reference": moe_route.reference},
     "moe_experts": {"reference": moe_experts.reference},
     "moe_experts_int8": {"reference": moe_experts_int8.reference},
     "kv_write": {"reference": kv_write.reference},
-    "kv_write_int8": {"reference": kv_write_int8.reference},
-    "attention_int8": {"reference": attention_int8.reference, "blocked": attention_int8.blocked},
-    "attention_full": {"reference": attention.full, "cpu": attention_cpu.full},
-    "attention_two_phase": {"reference": attention.two_phase, "cpu": attention_cpu.two_phase},
-    "attention_blocked": {"reference": attention.blocked, "cpu": attention_cpu.blocked},
+    "kv_write_int8": {"reference": kv_write_int8.reference, "npu": npu.kv_write_int8},
+    "kv_write_pair": {"reference": kv_write_pair.reference, "npu": npu_kv_write_pair.write},
+    "attention_int8": {"reference": attention_int8.reference, "blocked": attention_int8.blocked, "npu": npu_attention.attend_int8},
+    "attention_full": {"reference": attention.full, "cpu": attention_cpu.full, "npu": npu_attention.attend},
+    "attention_two_phase": {"reference": attention.two_phase, "cpu": attention_cpu.two_phase, "npu": npu_attention.attend},
+    "attention_blocked": {"reference": attention.blocked, "cpu": attention_cpu.blocked, "npu": npu_attention.attend},
     "attention_input": {"reference": attention_input.reference},
     "attention_output": {"reference": attention_output.reference},
     "feed_forward": {"reference": feed_forward.reference},

@@ -13,3 +13,7 @@ class VariantMissingError(KernelError):
 
 class BuildError(KernelError):
     """The CPU kernels could not be compiled. The message says what is missing, or what the compiler said first."""
+
+
+class UnsupportedCallError(KernelError):
+    """A device's operator is documented not to take such arguments: it was not called."""

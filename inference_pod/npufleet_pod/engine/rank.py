@@ -12,8 +12,9 @@ from torch import Tensor
 from npufleet_pod.engine.device import Device, Event
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
 from npufleet_pod.engine.memory.kv_cache import Place, ZeroCopyKVCache
+from npufleet_pod.engine.memory.kv_parts import PageOrder
 from npufleet_pod.engine.memory.layout import Transfer
-from npufleet_pod.engine.step_cache import StepCache
+from npufleet_pod.engine.step_cache import PagedStepCache, StepCache
 from npufleet_pod.engine.step_input import StepInput
 from npufleet_pod.errors import TransferError
 from npufleet_pod.models.decoder import Decoder
@@ -29,7 +30,7 @@ class PreparedStep:
     positions: Tensor
     rope_lengths: Tensor | None
     """Length of sequence that each token is rotated by, where the model's rotation depends on it."""
-    cache: StepCache
+    cache: StepCache | PagedStepCache
     plan: FusionPlan
     ready: Event
 
@@ -58,11 +59,7 @@ class Rank:
                 token_ids=self.device.to_device(torch.from_numpy(step.token_ids)),
                 positions=self.device.to_device(torch.from_numpy(positions)),
                 rope_lengths=None if rope_lengths is None else self.device.to_device(torch.from_numpy(rope_lengths)),
-                cache=StepCache(
-                    self.cache,
-                    [self._place(table, start + count) for table, start, count in news],
-                    self.device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64)),
-                ),
+                cache=self._step_cache(news, self.device.to_device(torch.cat(slots) if slots else torch.zeros(0, dtype=torch.int64))),
                 plan=step.plan,
                 ready=self.device.record(),
             )
@@ -89,6 +86,14 @@ class Rank:
             tables.append(table)
             start += count
         return tables
+
+    def _step_cache(self, news: Sequence[tuple[HierarchicalBlockTable, int, int]], slots: Tensor) -> StepCache | PagedStepCache:
+        """news: each sequence's table, the number of its first new token, and how many are new."""
+        lengths = [start + count for _, start, count in news]
+        if self.cache.order is PageOrder.PAGE_MAJOR:
+            table = self.device.to_device(self.cache.block_tables([table for table, _, _ in news]))
+            return PagedStepCache(self.cache, table, lengths, slots)
+        return StepCache(self.cache, [self._place(table, length) for (table, _, _), length in zip(news, lengths, strict=True)], slots)
 
     def _place(self, table: HierarchicalBlockTable, length: int) -> Place:
         place = self.cache.place(table, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from npufleet_kernels.dispatch import select_kernels
@@ -54,4 +55,5 @@ def take_cache(decoder: Decoder, layout: CacheLayout, device: Device) -> ZeroCop
         int8_heads=[len(heads) for heads in precision.int8_kv_heads],
         write=decoder.kernels.kv_write,
         write_int8=decoder.kernels.kv_write_int8,
+        write_pair=partial(decoder.kernels.kv_write_pair, decoder.kernels),
     )

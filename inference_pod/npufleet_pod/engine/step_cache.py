@@ -39,3 +39,19 @@ class StepCache:
             first_slots=[place.start if isinstance(place, slice) else -1 for place in self._places],
             scattered=self._scattered,
         )
+
+
+class PagedStepCache:
+    """The same by block tables, for a cache whose pages lie together."""
+
+    def __init__(self, cache: ZeroCopyKVCache, table: Tensor, lengths: Sequence[int], slots: Tensor) -> None:
+        """table: (B, most pages) int32. lengths: of each sequence, the new tokens included. slots: (T,) of the new ones, end to end."""
+        self._cache = cache
+        self._table = table
+        self._lengths = tuple(lengths)
+        self._slots = slots
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> list[HeadGroup]:
+        """See `StepCache`."""
+        self._cache.write(layer, self._slots, keys, values)
+        return self._cache.paged_groups(layer, self._table, self._lengths)

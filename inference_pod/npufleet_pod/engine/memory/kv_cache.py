@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
@@ -13,11 +13,15 @@ from torch import Tensor
 from npufleet_kernels import kv_write, kv_write_int8
 from npufleet_kernels.dispatch import KvWrite, KvWriteInt8
 from npufleet_kernels.head_groups import HeadGroup
+from npufleet_kernels.paged_rows import PagedRows
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
 from npufleet_pod.engine.memory.errors import LayoutError, MemoryStateError
 from npufleet_pod.engine.memory.kv_parts import PageOrder, PartKind, plan_parts
 from npufleet_pod.engine.memory.layout import CacheLayout, Copy, Load, Store, Transfer
 from npufleet_pod.engine.memory.pool import ALIGNMENT_BYTES, AscendMemoryPool, HostRegion, Range
+
+WritePair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""`kv_write_pair` of key rows, value rows, slots, keys and values."""
 
 Place = slice | Tensor
 """Where tokens of a sequence lie: slots that follow each other, or the slot of each."""
@@ -35,9 +39,11 @@ class _Rows:
     order: InitVar[PageOrder]
     rows: Tensor = field(init=False)
     """(K, S, D)"""
+    whole_scales: Tensor | None = field(init=False)
 
     def __post_init__(self, order: PageOrder) -> None:
         self.rows = _by_slot(self.whole, order)
+        self.whole_scales = self.scales
         self.scales = None if self.scales is None else _by_slot(self.scales, order)
 
     def read(self, place: Place) -> Tensor:
@@ -68,8 +74,8 @@ class ZeroCopyKVCache:
     On a CPU the region is host memory aligned to 128 bytes, on huge pages where there are any (`huge_pages` says which); elsewhere it is
     one tensor of the device. A sequence on adjacent pages is read through a view; only a scattered one is gathered, unless the kernel
     takes block tables. `static_buffers` (name to bytes) are laid out in the same region, for what each step fills anew. The host tier is
-    attached later: pages end to end in memory that the caller has pinned where the device wants that. `write` and `write_int8` are the
-    device's operations. Used by one thread at a time.
+    attached later: pages end to end in memory that the caller has pinned where the device wants that. `write`, `write_int8` and, if it
+    has one for both sides, `write_pair` are the device's operations. Used by one thread at a time.
     Raises LayoutError if a layer has fewer heads than are to be INT8, OutOfMemoryError if the host has too little.
     """
 
@@ -86,6 +92,7 @@ class ZeroCopyKVCache:
         int8_heads: Sequence[int] | None = None,
         write: KvWrite = kv_write.reference,
         write_int8: KvWriteInt8 = kv_write_int8.reference,
+        write_pair: WritePair | None = None,
     ) -> None:
         quantised = [0] * layers if int8_heads is None else list(int8_heads)
         if len(quantised) != layers or not all(0 <= count <= kv_heads for count in quantised):
@@ -99,7 +106,7 @@ class ZeroCopyKVCache:
         self.pool = AscendMemoryPool(capacity, static_buffers=static_buffers)
         self._bytes = self._take(capacity, device)
         self._parts = [(part, self._tensor(self.pool.allocate(part.size_bytes), part.shape, part.dtype)) for part in parts]
-        self._write, self._write_int8 = write, write_int8
+        self._write, self._write_int8, self._write_pair = write, write_int8, write_pair
         self._layers = [self._groups_of(layer) for layer in range(layers)]
         self._host: list[Tensor] | None = None
         self.stored = self._stored()
@@ -178,12 +185,15 @@ class ZeroCopyKVCache:
         first = 0
         for group in self._layers[layer]:
             heads = slice(first, first + group.kv_heads)
+            first = heads.stop
+            if self._write_pair is not None and group.keys.scales is None:
+                self._write_pair(group.keys.rows, group.values.rows, slots, keys[:, heads], values[:, heads])
+                continue
             for side, new in ((group.keys, keys[:, heads]), (group.values, values[:, heads])):
                 if side.scales is None:
                     self._write(side.rows, slots, new)
                 else:
                     self._write_int8(side.rows, side.scales, slots, new)
-            first = heads.stop
 
     def groups(self, layer: int, places: Sequence[Place]) -> list[HeadGroup]:
         """What lies at each sequence's place, by groups of heads: views of ranges, copies of scattered slots."""
@@ -192,6 +202,23 @@ class ZeroCopyKVCache:
             keys, values = [group.keys.read(place) for place in places], [group.values.read(place) for place in places]
             found.append(HeadGroup(group.kv_heads, keys, values, group.keys.read_scales(places), group.values.read_scales(places)))
         return found
+
+    def paged_groups(self, layer: int, table: Tensor, lengths: tuple[int, ...]) -> list[HeadGroup]:
+        """The same of sequences by their pages, where a page lies together. table: as of `block_tables`, on the device."""
+
+        def paged(whole: Tensor | None) -> PagedRows | None:
+            return None if whole is None else PagedRows(whole, table, lengths)
+
+        return [
+            HeadGroup(
+                group.kv_heads,
+                PagedRows(group.keys.whole, table, lengths),
+                PagedRows(group.values.whole, table, lengths),
+                paged(group.keys.whole_scales),
+                paged(group.values.whole_scales),
+            )
+            for group in self._layers[layer]
+        ]
 
     def view(self, layer: int, place: Place, group: int = 0) -> tuple[Tensor, Tensor]:
         """Keys and values of one group at `place`, each (K, n, D), as they are stored: a view of a range, a copy of scattered slots."""
