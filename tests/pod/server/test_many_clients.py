@@ -79,7 +79,9 @@ async def test_1000_clients_that_leave_at_random_leave_nothing_behind(server: Po
     server.wait(lambda: is_idle(server), "idle")
     assert server.metric("vllm:request_success_total", finished_reason="abort") > AT_ONCE
     assert server.http.post(f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 2}).status_code == 200
-    assert [line for line in server.logs() if line["level"] in ("WARNING", "ERROR", "CRITICAL")] == []
+    loud = [line for line in server.logs() if line["level"] in ("WARNING", "ERROR", "CRITICAL")]
+    # asyncio's own, where several choices are written in the turn of the loop in which a client resets the connection.
+    assert [line for line in loud if line["message"] != "socket.send() raised exception."] == []
     assert server.stderr == ""
 
 
