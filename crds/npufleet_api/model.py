@@ -400,7 +400,12 @@ class ScalingStatus(ApiModel):
     last_up_time: Timestamp | None = None
     last_down_time: Timestamp | None = None
     capacity: LearnedCapacity = LearnedCapacity()
-    attained: list[AttainedAt] = Field(default=[], max_length=8, description="Written when the number of replicas changes, latest last.")
+    attained: list[AttainedAt] = Field(
+        default=[],
+        max_length=8,
+        description="Written when the number of replicas changes, latest last.",
+        json_schema_extra=LIST_ATOMIC,
+    )
 
 
 class ResolvedEngine(ApiModel):
