@@ -154,7 +154,7 @@ def test_scaling_says_how_long_a_sequence_may_be(rope: dict[str, Any], scaling: 
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures: 'GPT2LMHeadModel' is not served: use a model of LlamaForCausalLM, Qwen2"),
         (
             {"architectures": ["BertModel"]},
-            "architectures: 'BertModel' is an encoder, which the server has no endpoint for: use a model of",
+            "architectures: 'BertModel' is an encoder, which writes no text: use a model of",
         ),
         ({"architectures": None}, "architectures: None names none"),
         ({"architectures": [7]}, "architectures: [7] names none"),
