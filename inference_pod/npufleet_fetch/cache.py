@@ -6,6 +6,7 @@ ever seen. Engines hold a shared lock on what they serve; a lock ends with its p
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -138,8 +139,10 @@ class Cache:
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
-                os.link(source, target)
-                linked[wanted.path] = wanted.sha256
+                with contextlib.suppress(FileNotFoundError):
+                    # Unless it was evicted just now: then it is fetched.
+                    os.link(source, target)
+                    linked[wanted.path] = wanted.sha256
         return linked
 
     def make_room(self, staging: Path, need: int, limit: int | None) -> tuple[str, ...]:
@@ -201,14 +204,26 @@ class Cache:
             self._put_away(published.path)
 
     def _held(self) -> Iterator[tuple[Path, Held]]:
-        for path in (self._base / "models").glob("*/*"):
-            manifest = _manifest(path)
-            if manifest is not None:
-                used = (path / IN_USE_FILE).stat().st_mtime
-                yield path, Held(f"{path.parent.name}/{path.name}", manifest.bytes, used, _is_locked(path / IN_USE_FILE))
-        for path in (self._base / "partial").glob("*"):
-            lock = self._base / "locks" / f"{path.name}.lock"
-            yield path, Held(f"partial/{path.name}", _disk_bytes(path), path.stat().st_mtime, _is_locked(lock))
+        models, partial = (self._base / "models").glob("*/*"), (self._base / "partial").glob("*")
+        for path, look in (*((p, self._held_model) for p in models), *((p, self._held_partial) for p in partial)):
+            try:
+                found = look(path)
+            except FileNotFoundError:
+                # Published or removed by another pod meanwhile.
+                continue
+            if found is not None:
+                yield path, found
+
+    def _held_model(self, path: Path) -> Held | None:
+        manifest = _manifest(path)
+        if manifest is None:
+            return None
+        used = (path / IN_USE_FILE).stat().st_mtime
+        return Held(f"{path.parent.name}/{path.name}", manifest.bytes, used, _is_locked(path / IN_USE_FILE))
+
+    def _held_partial(self, path: Path) -> Held:
+        lock = self._base / "locks" / f"{path.name}.lock"
+        return Held(f"partial/{path.name}", _disk_bytes(path), path.stat().st_mtime, _is_locked(lock))
 
     def _evict(self, path: Path) -> bool:
         """Under its own lock, and unless it was used a moment ago."""
@@ -217,7 +232,7 @@ class Cache:
         if not complete and not lock.exists():
             self._put_away(path)
             return True
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
         try:
             if not _try_lock(fd) or (complete and self._clock() - os.fstat(fd).st_mtime < GRACE_SECONDS):
                 return False
@@ -301,7 +316,8 @@ def _touch(path: Path) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # NFS takes an exclusive lock only on what is open for writing.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -19,7 +19,7 @@ def meaning(error: OSError, where: Path) -> FetchError:
         return CacheFullError(f"model cache {where}: {reason}: free disk space, or lower spec.models.cache.sizeLimitGi of the pool")
     if error.errno in (errno.EACCES, errno.EPERM):
         return CacheUnavailableError(
-            f"model cache {where}: {reason}: give it to user 65532 on the node, as in install -d -o 65532 -g 65532 DIRECTORY"
+            f"model cache {where}: {reason}: give all of it to user 65532 on the node, as in chown -R 65532:65532 DIRECTORY"
         )
     if error.errno == errno.EROFS:
         return CacheUnavailableError(

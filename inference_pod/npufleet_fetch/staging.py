@@ -87,7 +87,9 @@ class StagedFile:
             view, offset = view[written:], offset + written
 
     def finish_part(self, index: int) -> None:
-        """A part is there. Raises OSError."""
+        """A part is there; on disk before the journal says so where no checksum would find a hole. Raises OSError."""
+        if not (self.file.sha256 or self.file.git_sha1):
+            os.fdatasync(self._fd)
         self.done.add(index)
         self._write_journal()
 

@@ -114,7 +114,7 @@ class Transfer:
 
     async def _range(self, one: StagedFile, part: Part) -> None:
         """Bytes of a part into its place; a broken range goes on where it broke."""
-        at, attempt = part.start, 0
+        at, attempt, restarts = part.start, 0, 0
         while at < part.end:
             before = at
             try:
@@ -127,6 +127,13 @@ class Transfer:
                 if attempt >= ATTEMPTS:
                     raise _given_up(error, attempt) from error
                 await self._wait(attempt, error)
+            except NoRangesError:
+                restarts += 1
+                if at == part.start or (part.start, part.end) != (0, one.file.size) or restarts >= ATTEMPTS:
+                    raise
+                # Only whole files are sent: what broke begins anew.
+                self._meter.add(part.start - at)
+                at = part.start
 
     async def _read(self, one: StagedFile, at: int, part: Part) -> int:
         """How far the range came. A TransientError carries that as `reached`."""

@@ -16,7 +16,7 @@ from npufleet_pod.errors import ModelError
 def hold_model(path: Path) -> Iterator[None]:
     """Hold the model at `path` while the block runs; one that is not in a cache needs no holding. Raises ModelError where it is gone."""
     if path.name == CURRENT_LINK and path.is_symlink() and not path.exists():
-        raise ModelError(f"{path}: the cache has dropped the model since the pod started: delete the pod, so that it is fetched again")
+        raise _dropped(path)
     try:
         fd = os.open(path / IN_USE_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -26,6 +26,12 @@ def hold_model(path: Path) -> Iterator[None]:
     try:
         # The kernel ends the lock with the process. Whoever evicts holds it for a moment only.
         fcntl.flock(fd, fcntl.LOCK_SH)
+        if not (path / IN_USE_FILE).exists():
+            raise _dropped(path)
         yield
     finally:
         os.close(fd)
+
+
+def _dropped(path: Path) -> ModelError:
+    return ModelError(f"{path}: the cache has dropped the model since the pod started: delete the pod, so that it is fetched again")

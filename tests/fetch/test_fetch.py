@@ -178,6 +178,13 @@ async def test_a_source_that_never_sends_ranges_is_read_whole(fetch: Fetch, hub:
     assert current(tmp_path)[WEIGHTS] == hub.files[WEIGHTS]
 
 
+async def test_a_source_that_never_sends_ranges_begins_anew_after_a_reset(fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
+    hub.always[WEIGHTS] = Fault(ignore_range=True)
+    hub.faults[WEIGHTS] = [Fault(ignore_range=True), Fault(ignore_range=True, break_after=300_000)]
+    await fetch(connections=1)
+    assert current(tmp_path)[WEIGHTS] == hub.files[WEIGHTS]
+
+
 async def test_a_fetch_that_was_cut_off_goes_on_where_it_was(fetch: Fetch, hub: Hub, tmp_path: Path) -> None:
     never = asyncio.Event()
     hub.faults[WEIGHTS] = [Fault(), Fault(), Fault(hold=never)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,36 @@ def inspect(uri: str, tokens: int, as_json: bool, credentials: Path | None, **so
 @_uri
 @_source_options
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the cache, as a pool's hostPath.")
-def prefetch(uri: str, cache: Path, credentials: Path | None, **source: Any) -> None:
-    """Bring the model at URI into the cache folder CACHE: of a node, or of a volume that is carried to a site without a network."""
-    outcome = _run(_prefetch(_settings(uri, credentials, source), credentials, cache))
+@click.option("--namespace", default="", help="Namespace of the models that may use it; needed with --credentials.")
+@click.option("--allow-pickle", is_flag=True, help="As models.allowPickle of the pool.")
+def prefetch(uri: str, cache: Path, namespace: str, allow_pickle: bool, credentials: Path | None, **source: Any) -> None:
+    """Bring the model at URI into the cache folder CACHE: of a node, or of a volume that is carried to a site without a network.
+
+    Endpoint, region, files and pickles have to be those of pool and model: pods find what was fetched in the same way.
+    """
+    if credentials is not None and not namespace:
+        raise click.ClickException("--namespace: what is fetched with credentials is kept to one namespace: name it")
+    if cache.exists() and (owner := cache.stat().st_uid) != os.geteuid():
+        raise click.ClickException(
+            f"--cache: {cache} belongs to user {owner}, this runs as {os.geteuid()}, and pods could not use what it writes: run it as the "
+            f"owner, as in setpriv --reuid {owner} --regid {owner} --clear-groups npufleet model prefetch …"
+        )
+    settings = _settings(uri, credentials, source).model_copy(
+        update={"scope": namespace if credentials is not None else "", "allow_pickle": allow_pickle}
+    )
+    outcome = _run(_prefetch(settings, credentials, cache))
     size = f"{outcome.bytes} bytes in {outcome.files} files, {outcome.bytes_fetched} fetched"
     click.echo(f"{uri}@{outcome.revision}: {size}; {outcome.digest}")
 
 
 def _settings(uri: str, credentials: Path | None, source: Mapping[str, Any]) -> Any:
     from npufleet_api.fetching import FetchSettings
+    from npufleet_api.sources import parse_uri
 
+    try:
+        uri = str(parse_uri(uri))
+    except ValueError as error:
+        raise click.ClickException(f"URI: {error}") from error
     return FetchSettings(uri=uri, credentials=credentials is not None, **{**source, "files": sorted(source["files"])})
 
 

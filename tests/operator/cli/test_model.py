@@ -73,6 +73,27 @@ async def test_prefetch_fills_a_cache(tmp_path: Path) -> None:
     assert cached_weights(tmp_path) == [FILES["model.safetensors"]]
 
 
+async def test_what_is_prefetched_with_credentials_is_for_one_namespace(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    (credentials / "token").write_text("hf_secret")
+    arguments = ("prefetch", "hf://org/tiny", "--cache", str(tmp_path / "cache"), "--credentials", str(credentials))
+    code, output = await run(*arguments)
+    assert (code, "--namespace" in output) == (1, True)
+    async with serve_hub(Hub(dict(FILES), token="hf_secret")) as hub:
+        for namespace in ("team-a", "team-b"):
+            code, output = await run(*arguments, "--endpoint", hub.url, "--namespace", namespace)
+            assert code == 0, output
+            assert "hf_secret" not in output
+    assert len(cached_weights(tmp_path / "cache")) == 2
+
+
+async def test_a_cache_of_another_user_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    code, output = await run("prefetch", "hf://org/tiny", "--cache", str(tmp_path))
+    assert (code, "setpriv" in output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("uri", "words"), [("hf://org/absent", "there is no such model"), ("nonsense", "unknown scheme"), ("pvc://a/b", "mounted, not fetched")]
 )
