@@ -95,6 +95,23 @@ async def test_a_refused_pod_reaches_the_models_condition(hands: Hands) -> None:
     assert hands.applier.refused == {}
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_a_job_that_is_refused_holds_no_replica_up(hands: Hands, foreign: bool) -> None:
+    (service,) = [o for o in hands.plan.objects if o["kind"] == "Service" and o["metadata"]["namespace"] == "team"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {**service["metadata"], "name": "preload"}, "spec": {}}
+    path = "/apis/batch/v1/namespaces/team/jobs/preload"
+    if foreign:
+        hands.server.put(path, {"metadata": {"name": "preload", "namespace": "team", "labels": {"app": "mine"}}})
+    else:
+        hands.server.fail[("PATCH", path)] = 403
+    assert await hands.carry_out(replace(hands.plan, objects=(*hands.plan.objects, job))), "what waits for the job has to be planned again"
+    assert ("POST", "/api/v1/namespaces/team/pods") in hands.server.writes()
+    assert hands.applier.refused == {}
+    assert hands.applier.refused_jobs == {("Job", "team", "preload")}
+    await hands.carry_out()
+    assert hands.applier.refused_jobs == set()
+
+
 async def test_an_object_of_someone_else_is_left_alone(hands: Hands) -> None:
     path = "/api/v1/namespaces/team/services/npufleet-tiny"
     mine = {"metadata": {"name": "npufleet-tiny", "namespace": "team", "labels": {"app": "mine"}}, "spec": {"type": "LoadBalancer"}}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from npufleet_api.conditions import ModelCondition
 from npufleet_api.model import AscendModelSpec
 from npufleet_operator.core.actions import Plan
@@ -71,6 +73,19 @@ def test_the_rollout_goes_on_once_they_are_and_also_where_a_job_failed() -> None
     for state in (JobState.COMPLETE, JobState.FAILED):
         plan = plan_with(fleet_with_a_new_revision(), state)
         assert plan.creates or plan.drains
+
+
+def test_a_node_that_is_being_emptied_is_not_loaded() -> None:
+    fleet = fleet_with_a_new_revision()
+    fleet.nodes["node-0"] = replace(fleet.nodes["node-0"], schedulable=False)
+    (job,) = jobs(plan_with(fleet, None))
+    assert "node-1" in str(job)
+
+
+@pytest.mark.parametrize("change", [{"files": ["*Q8*"]}, {"region": "eu"}, {"endpoint": "https://mirror.example"}])
+def test_other_files_are_another_thing_to_ask_for(change: dict[str, Any]) -> None:
+    model = {"uri": "s3://bucket/tiny", "files": ["*Q4*"]}
+    assert asked(model_spec(model=model)) != asked(model_spec(model={**model, **change}))
 
 
 def test_jobs_ask_for_no_npu_and_carry_no_label_of_a_replica() -> None:

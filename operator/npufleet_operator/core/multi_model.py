@@ -108,7 +108,11 @@ class MultiModelScheduler:
             or model.spec is None
             or successor_fits(model, replicas, spec.npus.resource_name, accounts[model.spec.workload_class], self._capacity),
         )
-        preload = preloading(model, model.spec, spec, o.config, made, replicas, o.jobs) if made and model.spec else NOTHING_TO_PRELOAD
+        preload = (
+            preloading(model, model.spec, spec, o.config, made, replicas, o.jobs, self._nodes)
+            if made and model.spec
+            else NOTHING_TO_PRELOAD
+        )
         return propose(model, situation, target, made, refusal, preload)
 
     def _allocate(self, planned: list[ModelPlan], accounts: Mapping[str, ClassAccount]) -> Allocation:
@@ -128,7 +132,7 @@ class MultiModelScheduler:
                     held=len(plan.situation.replicas.live),
                     missing=plan.steps.missing,
                     surge=plan.steps.surge,
-                    worth=plan.target.worth,
+                    worth=plan.target.worth if len(plan.situation.replicas.live) >= plan.target.least else None,
                     settled=plan.target.settled,
                 )
             )

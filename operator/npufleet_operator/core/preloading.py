@@ -11,7 +11,7 @@ from npufleet_operator.core.designs import Design
 from npufleet_operator.core.objects.common import Manifest
 from npufleet_operator.core.objects.preload_job import build_preload_job
 from npufleet_operator.core.objects.source import asked
-from npufleet_operator.core.observed import JobState, ModelView, OperatorConfig
+from npufleet_operator.core.observed import JobState, ModelView, NodeView, OperatorConfig
 from npufleet_operator.core.replicas import Replicas
 
 MOST_NODES = 16
@@ -37,6 +37,7 @@ def preloading(
     design: Design,
     replicas: Replicas,
     jobs: Mapping[tuple[str, str], JobState],
+    nodes: Mapping[str, NodeView],
 ) -> Preloading:
     """Jobs for the nodes on which replicas with other files serve. One that fails holds nothing up: the new replica then says why."""
     cache, wanted = pool.models.cache, asked(spec)
@@ -48,10 +49,13 @@ def preloading(
     ):
         return NONE
     serving = [pod for pod in replicas.outdated if pod.engine_ready and pod.source_asked != wanted]
-    nodes = sorted({pod.node for pod in serving if pod.node})[:MOST_NODES]
+    # No successor starts on a node that is being emptied.
+    places = sorted({pod.node for pod in serving if (node := nodes.get(pod.node)) is not None and node.ready and node.schedulable})[
+        :MOST_NODES
+    ]
     if cache.claim_name is not None:
-        nodes = nodes and [""]
+        places = [""] if serving else []
     revision = design.blueprint.revision
-    manifests = tuple(build_preload_job(model, spec, pool, config, revision, node) for node in nodes)
+    manifests = tuple(build_preload_job(model, spec, pool, config, revision, node) for node in places)
     states = [jobs.get((model.namespace, manifest["metadata"]["name"]), JobState.ABSENT) for manifest in manifests]
     return Preloading(manifests, sum(state in (JobState.ABSENT, JobState.RUNNING) for state in states))

@@ -50,18 +50,20 @@ class Applier:
         self._figures_written: dict[ObjectId, float] = {}
         self._gate = asyncio.Semaphore(CONCURRENCY)
         self.refused: dict[ModelKey, str] = {}
+        self.refused_jobs: set[ObjectId] = set()
         """Last words of the API server where it refused an object of a model, until one is taken."""
 
     async def carry_out(self, pool: str, plan: Plan) -> bool:
         """Do everything the plan says. True when something was met that another observation has to settle."""
         refused: dict[ModelKey, str] = {}
+        refused_jobs = set(self.refused_jobs)
         settled = await self._all(self._object(manifest, refused) for manifest in plan.objects if not self._as_wanted(manifest))
         settled &= await self._all(self._cancel(step) for step in plan.cancels)
         settled &= await self._all(self._drain(step) for step in plan.drains)
         settled &= await self._all(self._delete(step) for step in plan.deletes)
         settled &= await self._all(self._create(step, refused) for step in plan.creates if step.model not in refused)
         settled &= await self._all(self._prune(pool, plan))
-        newly_refused = refused != self.refused
+        newly_refused = refused != self.refused or refused_jobs != self.refused_jobs
         self.refused = refused
         settled &= await self._all(self._statuses(pool, plan))
         return not settled or newly_refused
@@ -107,13 +109,20 @@ class Applier:
         child = self._mirror.children.get(identity)
         owner = _owner(manifest)
         foreign = child.owner_uid != _owner_uid(manifest) if child else await self._belongs_to_another(kind, manifest)
-        if foreign:
-            self._refuse(refused, owner, f"{manifest['kind']} {identity[2]} exists and is not npufleet's: delete or rename it")
+        refusal = f"{manifest['kind']} {identity[2]} exists and is not npufleet's: delete or rename it" if foreign else ""
+        if not refusal:
+            try:
+                answer = await self._write(kind, manifest, child.uid if child and owner else "")
+            except RefusedError as error:
+                refusal = str(error)
+        if refusal and kind.kind == "Job":
+            # Loading ahead is a favour: without it a replica fetches for itself.
+            logger.warning("preload job refused", extra={"error": refusal})
+            self.refused_jobs.add(identity)
             return
-        try:
-            answer = await self._write(kind, manifest, child.uid if child and owner else "")
-        except RefusedError as error:
-            self._refuse(refused, owner, str(error))
+        self.refused_jobs.discard(identity)
+        if refusal:
+            self._refuse(refused, owner, refusal)
             return
         APPLIES.labels(kind.kind, "applied").inc()
         self._mirror.upsert(kind, answer)
@@ -191,6 +200,7 @@ class Applier:
 
     def _prune(self, pool: str, plan: Plan) -> list[Coroutine[Any, Any, None]]:
         named = {object_id(manifest) for manifest in plan.objects} | plan.keep
+        self.refused_jobs &= named
         gone = [identity for identity in self._applied.keys() | self._compared.keys() if identity not in self._mirror.children]
         for identity in gone:
             self._applied.pop(identity, None)

@@ -17,7 +17,7 @@ from npufleet_api.pool import InferencePoolSpec
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.naming import gateway_child, slug
 from npufleet_operator.core.objects.gateway import GATEWAY_COMPONENT
-from npufleet_operator.core.observed import GatewayView, Observed, OperatorConfig, PodView, RivalPool
+from npufleet_operator.core.observed import GatewayView, JobState, Observed, OperatorConfig, PodView, RivalPool
 from npufleet_operator.core.plan import make_plan
 from npufleet_operator.core.transitions import Transition, condition_transitions
 from npufleet_operator.errors import ApiError
@@ -170,9 +170,12 @@ class PoolTask:
             config=self._config(),
             fetches=fetches,
             jobs={
-                (namespace, name): job_state(child.body)
-                for (kind, namespace, name), child in self._mirror.children.items()
-                if kind == "Job" and child.owner_uid in owners
+                **{
+                    (namespace, name): job_state(child.body)
+                    for (kind, namespace, name), child in self._mirror.children.items()
+                    if kind == "Job" and child.owner_uid in owners
+                },
+                **{(namespace, name): JobState.FAILED for _, namespace, name in self._applier.refused_jobs},
             },
             refused=dict(self._applier.refused),
             rivals=tuple(
@@ -189,9 +192,9 @@ class PoolTask:
 
     def _is_gateway(self, pod: PodView) -> bool:
         return (
-            pod.namespace == self._config().namespace
-            and pod.labels.get(COMPONENT_LABEL) == GATEWAY_COMPONENT
+            pod.labels.get(COMPONENT_LABEL) == GATEWAY_COMPONENT
             and pod.labels.get(POOL_LABEL) == self._label
+            and pod.namespace == self._config().namespace
         )
 
     def _gateway(self) -> GatewayView:

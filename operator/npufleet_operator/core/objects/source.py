@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,10 @@ def fetch_container(pool: InferencePoolSpec, config: OperatorConfig, *, only_cac
 
 def asked(spec: AscendModelSpec) -> str:
     """What a resolved revision belongs to: it holds as long as this is the same."""
-    return " ".join(part for part in (spec.model.uri, spec.model.revision or "", spec.model.endpoint or "") if part)
+    model = spec.model
+    # A digest: sixteen patterns would not fit into the status's field.
+    files = f"files:{hashlib.sha256(chr(0).join(sorted(model.files)).encode()).hexdigest()[:16]}" if model.files else ""
+    return " ".join(part for part in (model.uri, model.revision or "", model.endpoint or "", model.region or "", files) if part)
 
 
 def resolved_revision(model: ModelView) -> str:
