@@ -153,14 +153,21 @@ def test_an_absent_image_and_a_full_pool_are_told(absent_image: str, served: Tea
     served.kubectl("delete", "amodel", "crowd")
 
 
-def test_the_example_of_a_large_model_gets_an_honest_condition(installed: Cluster) -> None:
+def test_the_example_of_a_large_model_gets_an_honest_condition(served: Team) -> None:
+    installed = served.kubectl.cluster
     manifest = str(ROOT / "examples" / "qwen72b.yaml")
     try:
         installed.run_kubectl("apply", "-f", manifest)
-        told = settled("Accepted", lambda: _conditions(_get(installed, "amodel", "qwen72b", "-n", "team-a")).get("Accepted"))
-        assert (told["status"], told["reason"]) == ("False", "NotImplemented")
-        assert "spec.model.uri" in told["message"]
-        assert "write pvc://CLAIM/PATH" in told["message"]
+
+        def told() -> dict[str, Json]:
+            conditions = _conditions(_get(installed, "amodel", "qwen72b", "-n", "team-a"))
+            return conditions if "CapacityAvailable" in conditions else {}
+
+        conditions = settled("CapacityAvailable", told)
+        assert conditions["Accepted"]["status"] == "True"
+        capacity = conditions["CapacityAvailable"]
+        assert (capacity["status"], capacity["reason"]) == ("False", "NoNodes"), "an older pool has the nodes"
+        assert "of 4 NPU(s) are wanted" in capacity["message"]
         pool = settled("the pool's conditions", lambda: _conditions(_get(installed, "npool", "prod")))
         assert pool["Accepted"]["status"] == "True"
         assert pool["NotYetEffective"]["status"] == "False", pool["NotYetEffective"]["message"]

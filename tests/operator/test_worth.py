@@ -12,7 +12,7 @@ from npufleet_api.model import AttainedAt, Slo
 from npufleet_api.report import DataState
 from npufleet_operator.core.autoscale.prediction import MARGIN, MOST_HEADROOM, headroom, unsafe_to_remove
 from npufleet_operator.core.autoscale.signals import ReplicaSignals, Signals
-from npufleet_operator.core.autoscale.worth import needed, remember, worth
+from npufleet_operator.core.autoscale.worth import Worth, needed, remember, worth
 
 SLO = Slo(ttft_milliseconds=1000, tpot_milliseconds=50)
 
@@ -136,3 +136,9 @@ def test_a_replica_that_was_not_measured_has_no_headroom() -> None:
     assert headroom([replica(compute=None)], SLO) == 1
     assert headroom([replica(running=0)], SLO) == 1
     assert headroom([replica(tpot_p95_ms=10.0)], SLO) == pytest.approx(MARGIN / 0.3)
+
+
+@pytest.mark.parametrize(("replicas", "loss"), [(1, inf), (3, 0.0)])
+def test_a_model_without_a_promise_borrows_what_others_leave(replicas: int, loss: float) -> None:
+    found = worth(model(0.2, [replica(waiting=20)] * replicas), None)
+    assert found == Worth(gain=0.0, loss=loss)

@@ -179,7 +179,9 @@ def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Cap
     """Why the model gets fewer replicas than it wants, and what would help."""
     if proposal.spec is None:
         return None
-    refused_surge = proposal.steps.surge > grant.surge and not proposal.situation.successor_fits
+    replicas = proposal.situation.replicas
+    under_way = replicas.leaving > 0 or any(not pod.engine_ready for pod in replicas.current)
+    refused_surge = proposal.steps.surge > grant.surge and not proposal.situation.successor_fits and not under_way
     if grant.missing >= proposal.steps.missing and not refused_surge:
         return None
     npus = proposal.spec.parallelism.npus
@@ -196,7 +198,8 @@ def shortage(proposal: ModelPlan, grant: Grant, account: ClassAccount, room: Cap
             Reason.CEILING_BELOW_REPLICA,
             f"one replica takes {npus} NPU(s), class {account.name!r} may hold {account.ceiling}: raise its maxPercent in the pool",
         )
-    if grant.by_ceiling and not grant.by_room and account.ceiling < room.nominal:
+    by_ceiling = grant.by_ceiling or (refused_surge and grant.surge_has_room)
+    if by_ceiling and not grant.by_room and account.ceiling < room.nominal:
         return Refusal(
             Reason.CLAMPED_BY_CEILING,
             f"{wanted}, but class {account.name!r} may hold {account.ceiling} NPUs: raise its maxPercent, or ask for fewer replicas",

@@ -169,7 +169,7 @@ def _keep_everything(o: Observed, nodes: Mapping[str, NodeView], now: datetime) 
                 desired=model.status.desired_replicas,
                 npus_charged=model.status.npus if pods else 0,
                 refusal=judge(model, o.pool, o.namespaces, o.config),
-                endpoint=endpoint if serving else "",
+                endpoint=(model.status.endpoint or endpoint) if serving else "",
                 name_keeper=keepers.get(model.served_name),
             ),
             measured,

@@ -110,9 +110,11 @@ class Mirror:
         if len(self._gone) > REMEMBERED_GONE:
             self._gone.popitem(last=False)
 
-    def forget(self, kind: Kind, identity: ObjectId) -> None:
-        """Forget an object that no longer exists."""
-        self._remember_gone(self._versions.pop(identity))
+    def forget(self, kind: Kind, identity: ObjectId, *, deleted: bool = True) -> None:
+        """Forget an object that no longer exists or, not `deleted`, that cannot be seen for now."""
+        version = self._versions.pop(identity)
+        if deleted:
+            self._remember_gone(version)
         _, namespace, name = identity
         if kind is POOL:
             self.pools.pop(name, None)

@@ -49,7 +49,7 @@ class OptionalKinds:
         self._present = found
         for kind in went:
             for identity, _ in self._mirror.known(kind):
-                self._mirror.forget(kind, identity)
+                self._mirror.forget(kind, identity, deleted=False)
         logger.info("kinds came or went", extra={"came": sorted(k.kind for k in came), "went": sorted(k.kind for k in went)})
         self._mirror.replan_all()
 

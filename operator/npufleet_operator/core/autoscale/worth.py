@@ -37,7 +37,12 @@ class Worth:
 
 
 def worth(s: Signals, slo: Slo | None, known: Sequence[AttainedAt] = ()) -> Worth | None:
-    """None where nothing is known of what clients get. `known` is what they got from other numbers of replicas."""
+    """None where nothing is known of what clients get. `known` is what they got from other numbers of replicas.
+
+    A model without an SLO promises nothing: it borrows what others leave.
+    """
+    if slo is None and s.ready:
+        return Worth(gain=0.0, loss=inf if s.ready == 1 else 0.0)
     if s.attainment is None or s.lasting is None or slo is None or s.ready < 1:
         return None
     attained, n = max(s.attainment, s.lasting), s.ready
