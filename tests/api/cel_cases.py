@@ -401,6 +401,8 @@ def _sized(field: Field, size: int) -> Any:
         return size
     if isinstance(field.value, dict):
         return {f"key{index}": "b" for index in range(size)}
+    if field.field == "spec.models.endpoints":
+        return [{**_MIRROR, "scheme": scheme} for scheme in ("hf", "ms", "s3", "obs", "hf")[:size]]
     if isinstance(field.value, list):
         return [_numbered(field.value[0], index) for index in range(size)]
     text = str(field.value)
@@ -412,8 +414,6 @@ def _sized(field: Field, size: int) -> Any:
         return "sha256:" + "0" * (size - 7)
     if field.field == "spec.models.allowedSources[]":
         return "hf://" + "a" * (size - 5)
-    if field.field == "spec.models.endpoints":
-        return [{**_MIRROR, "scheme": scheme} for scheme in ("hf", "ms", "s3", "obs", "hf")[:size]]
     if field.field == "spec.model.uri":
         return "hf://o" + "a" * (size - 6)
     if field.field.startswith("spec.resources"):
@@ -481,6 +481,8 @@ ENUMS = {
     "spec.engine.preemption",
     "spec.engine.schedulingPolicy",
     "spec.engine.toolFormat",
+    "spec.models.endpoints[].scheme",
+    "spec.models.preload.mode",
     "spec.rollout",
 }
 

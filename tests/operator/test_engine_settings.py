@@ -62,6 +62,7 @@ OVERRIDES: dict[str, object] = {
     "prefixCache": False,
     "hostCacheMi": 64,
     "dtype": "Float32",
+    "toolFormat": "Llama",
 }
 
 

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from npufleet_api.conditions import Reason
 from npufleet_operator.core.acceptance import class_bounds
 from npufleet_operator.core.actions import Plan
 from support.fleet import RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
@@ -116,13 +117,17 @@ class FleetMachine(RuleBasedStateMachine):
         return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
 
     def _rollouts_keep_serving(self, plan: Plan, ready: dict[str, int]) -> None:
-        """A rollout never takes the last serving replica away, unless Recreate is chosen."""
+        """A rollout never takes the last serving replica away, unless Recreate is chosen. A claim to a guarantee may, of a borrower."""
         for model in self.fleet.models.values():
             assert model.spec is not None
             if model.spec.rollout == "Recreate" or model.spec.replicas == 0 or not ready[model.uid]:
                 continue
-            lost = {d.pod.uid for d in plan.drains if d.pod.owner_uid == model.uid and d.pod.engine_ready}
-            lost |= {d.pod.uid for d in plan.deletes if d.pod.owner_uid == model.uid and d.pod.engine_ready}
+            taken = [(step.pod, step.reason) for step in plan.drains] + [(step.pod, step.reason) for step in plan.deletes]
+            lost = {
+                pod.uid
+                for pod, reason in taken
+                if pod.owner_uid == model.uid and pod.engine_ready and reason is not Reason.RECLAIMED_FOR_GUARANTEE
+            }
             assert len(lost) < ready[model.uid], f"{model.name} loses its last serving replica"
 
     @invariant()
