@@ -72,6 +72,7 @@ class Reason(StrEnum):
     NOT_IMPLEMENTED = "NotImplemented"
     SERVED_NAME_TAKEN = "ServedNameTaken"
     IMAGE_NOT_ALLOWED = "ImageNotAllowed"
+    RUNTIME_UNABLE = "RuntimeUnable"
     ENGINE_IMAGE_MISSING = "EngineImageMissing"
     PART_OF_UNIT = "PartOfUnit"
     SOURCE_NOT_ALLOWED = "SourceNotAllowed"

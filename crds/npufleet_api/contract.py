@@ -61,6 +61,8 @@ REPORT_PATH = "/report"
 DRAIN_PATH = "/drain"
 DRAIN_CANCEL_PATH = "/drain/cancel"
 STATE_PATH = "/state"
+TERMINATE_PATH = "/terminate"
+"""Of the adapter beside vLLM: what the kubelet asks before it ends the engine; answered once nothing runs, or the time is over."""
 
 MODEL_LOADED_HEADER = "x-npufleet-model"
 REPLICA_HEADER = "x-npufleet-replica"

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from npufleet_api.contract import HEALTH_PATH, METRICS_PATH, REPORT_PATH
 from npufleet_monitor.metrics import CONTENT_TYPE, render
 from npufleet_monitor.monitor import Monitor
+from npufleet_monitor.vllm_server import VllmAdminServer
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,10 @@ class MonitorServer(uvicorn.Server):
     the container has no probes, so that a monitor that only looks alive would stay.
     """
 
-    def __init__(self, monitor: Monitor, host: str, port: int) -> None:
+    def __init__(self, monitor: Monitor, host: str, port: int, admin: VllmAdminServer | None = None) -> None:
         super().__init__(
             uvicorn.Config(
-                build_app(monitor, self._loops_ended),
+                build_app(monitor, self._loops_ended, admin),
                 host=host,
                 port=port,
                 lifespan="on",
@@ -53,8 +54,8 @@ class MonitorServer(uvicorn.Server):
             self.should_exit = True
 
 
-def build_app(monitor: Monitor, ended: Callable[[asyncio.Task[None]], None]) -> Starlette:
-    """The application. Its lifespan runs the monitor's loops; `ended` is told when they end."""
+def build_app(monitor: Monitor, ended: Callable[[asyncio.Task[None]], None], admin: VllmAdminServer | None = None) -> Starlette:
+    """The application. Its lifespan runs the monitor's loops and `admin`; `ended` is told when the loops end."""
 
     async def report(_: Request) -> Response:
         return Response(monitor.report().model_dump_json(), media_type="application/json")
@@ -67,13 +68,16 @@ def build_app(monitor: Monitor, ended: Callable[[asyncio.Task[None]], None]) -> 
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(monitor.run(), name="monitor")
-        task.add_done_callback(ended)
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        async with contextlib.AsyncExitStack() as stack:
+            if admin is not None:
+                await stack.enter_async_context(admin.serving())
+            task = asyncio.create_task(monitor.run(), name="monitor")
+            task.add_done_callback(ended)
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
 
     return Starlette(
         routes=[Route(REPORT_PATH, report), Route(METRICS_PATH, metrics), Route(HEALTH_PATH, health)],

@@ -64,7 +64,7 @@ MISTAKES = {
     "scheme": Mistake(
         {"model": {"uri": "obs://bucket/model"}}, "Accepted", "SpecRefused", ("spec.model.region", "obs://", "set spec.model.region")
     ),
-    "vllm": Mistake({"runtime": {"name": "VLLMAscend"}}, "Accepted", "NotImplemented", ("spec.runtime.name", "set it to Native")),
+    "vllm": Mistake({"runtime": {"name": "VLLMAscend"}}, "Accepted", "ImageNotAllowed", ("spec.runtime.name", "set it to Native")),
     "pipeline": Mistake({"parallelism": {"pipeline": 2}}, "Accepted", "NotImplemented", ("spec.parallelism.pipeline", "set it to 1")),
     "no-memory": Mistake(
         {**_on_volume("good"), "resources": {"memory": "900Ti"}}, "Available", "Unschedulable", ("Insufficient memory", "0/1 nodes")

@@ -57,7 +57,7 @@ def test_the_gateway_of_a_deleted_pool_goes_once_its_pods_are_gone() -> None:
     [
         (model_spec("missing"), Reason.CLASS_NOT_FOUND, "spec.workloadClass"),
         (model_spec(parallelism={"pipeline": 2}), Reason.NOT_IMPLEMENTED, "spec.parallelism.pipeline"),
-        (model_spec(runtime={"name": "VLLMAscend"}), Reason.NOT_IMPLEMENTED, "spec.runtime.name"),
+        (model_spec(runtime={"name": "VLLMAscend"}), Reason.IMAGE_NOT_ALLOWED, "spec.runtime.name"),
         (model_spec(model={"uri": "hf://Qwen/Qwen2.5-72B/Instruct"}), Reason.SPEC_REFUSED, "spec.model.uri"),
         (model_spec(model={"uri": "obs://bucket/model"}), Reason.SPEC_REFUSED, "spec.model.region"),
     ],

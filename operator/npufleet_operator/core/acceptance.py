@@ -12,6 +12,7 @@ from npufleet_api.precision import KvCacheDtype
 from npufleet_api.sources import BUCKETS, COMMIT, FETCHED, HUBS, ModelUri, Scheme, is_allowed, is_pinned, parse_uri
 from npufleet_operator.core.capacity import selects
 from npufleet_operator.core.observed import ModelView, OperatorConfig, PoolView
+from npufleet_operator.core.vllm_arguments import fields_without_effect, vllm_refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,34 @@ def _namespace_allowed(a: Application) -> Refusal | None:
     )
 
 
-def _runtime_implemented(a: Application) -> Refusal | None:
+def _runtime_image(a: Application) -> Refusal | None:
     if a.spec.runtime.name is RuntimeName.NATIVE:
         return None
-    return Refusal(Reason.NOT_IMPLEMENTED, "spec.runtime.name: VLLMAscend is not implemented yet; set it to Native")
+    image, allowed = a.spec.runtime.image, a.pool.pod_template.allowed_images
+    if (image is None and len(allowed) == 1) or image in allowed:
+        return None
+    if not allowed:
+        return Refusal(
+            Reason.IMAGE_NOT_ALLOWED,
+            f"spec.runtime.name: VLLMAscend needs an image of vllm-ascend, and pool {a.pool_name!r} allows none; ask its owner to add one "
+            "to spec.podTemplate.allowedImages, or set it to Native",
+        )
+    what = f"{image} is none of the images" if image else "there are several images"
+    return Refusal(
+        Reason.IMAGE_NOT_ALLOWED,
+        f"spec.runtime.image: {what} that pool {a.pool_name!r} allows; set it to one of: {', '.join(allowed[:5])}",
+    )
+
+
+def _runtime_able(a: Application) -> Refusal | None:
+    if a.spec.runtime.name is RuntimeName.NATIVE:
+        return None
+    refused = vllm_refusal(a.spec, a.pool.pod_template.device)
+    return Refusal(Reason.RUNTIME_UNABLE, refused) if refused else None
 
 
 def _parallelism_implemented(a: Application) -> Refusal | None:
-    if a.spec.parallelism.pipeline == 1:
+    if a.spec.parallelism.pipeline == 1 or a.spec.runtime.name is RuntimeName.VLLM_ASCEND:
         return None
     return Refusal(
         Reason.NOT_IMPLEMENTED,
@@ -173,7 +194,8 @@ def _int8_heads_are_named(a: Application) -> Refusal | None:
 
 
 def _engine_image(a: Application) -> Refusal | None:
-    if a.pool.pod_template.images.engine or a.config.engine_image:
+    fetched = a.spec.runtime.name is RuntimeName.NATIVE or parse_uri(a.spec.model.uri).fetched
+    if not fetched or a.pool.pod_template.images.engine or a.config.engine_image:
         return None
     return Refusal(
         Reason.ENGINE_IMAGE_MISSING,
@@ -184,7 +206,8 @@ def _engine_image(a: Application) -> Refusal | None:
 CHECKS: tuple[Check, ...] = (
     _class_exists,
     _namespace_allowed,
-    _runtime_implemented,
+    _runtime_image,
+    _runtime_able,
     _parallelism_implemented,
     _whole_units,
     _source_understood,
@@ -234,14 +257,8 @@ def model_fields_without_effect(spec: AscendModelSpec) -> list[str]:
         fields += [f"model.{name} ({scheme}:// is mounted as it is)" for name, value in given.items() if value]
     if model.region is not None and scheme not in BUCKETS:
         fields.append(f"model.region ({scheme}:// has no regions)")
-    return fields
-
-
-def pool_fields_without_effect(spec: InferencePoolSpec) -> list[str]:
-    """Fields of a pool that this release stores, but does not act on, where they are not at their default."""
-    fields = []
-    if spec.pod_template.allowed_images:
-        fields.append("podTemplate.allowedImages (runtime VLLMAscend)")
+    if spec.runtime.name is RuntimeName.VLLM_ASCEND:
+        fields += fields_without_effect(spec)
     return fields
 
 

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from npufleet_api.conditions import PoolCondition, Reason
 from npufleet_api.pool import Decision, InferencePoolStatus, Reclaim
-from npufleet_operator.core.acceptance import pool_fields_without_effect
 from npufleet_operator.core.conditions import Conditions
 from npufleet_operator.core.findings import Findings
 from npufleet_operator.core.ledger import Ledger
@@ -45,12 +44,7 @@ def pool_status(
     _gateway(conditions, gateway)
     _guarantees(conditions, findings, pool.spec.rebalancing.reclaim)
     _nodes(conditions, findings)
-    fields = pool_fields_without_effect(pool.spec)
-    if fields:
-        message = f"set, but without full effect in this release: {'; '.join(fields)}"
-        conditions.set(PoolCondition.NOT_YET_EFFECTIVE, True, Reason.FIELDS_NOT_YET_EFFECTIVE, message)
-    else:
-        conditions.set(PoolCondition.NOT_YET_EFFECTIVE, False, Reason.ALL_EFFECTIVE, "every field that is set has its effect")
+    conditions.set(PoolCondition.NOT_YET_EFFECTIVE, False, Reason.ALL_EFFECTIVE, "every field that is set has its effect")
     _ready(conditions, ledger, gateway, capacity_reason)
     return InferencePoolStatus(
         observed_generation=pool.generation,

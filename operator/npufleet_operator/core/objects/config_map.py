@@ -6,6 +6,7 @@ import json
 
 from npufleet_api.contract import ENGINE_SETTINGS_FILE, MONITOR_SETTINGS_FILE, REVISION_LABEL
 from npufleet_api.fetching import FETCH_SETTINGS_FILE
+from npufleet_api.model import RuntimeName
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import MonitorSettings
 from npufleet_operator.core.engine_settings import settings_document
@@ -13,6 +14,7 @@ from npufleet_operator.core.naming import monitor_child, settings_child
 from npufleet_operator.core.objects.common import Manifest, model_metadata
 from npufleet_operator.core.objects.pod import Blueprint
 from npufleet_operator.core.objects.source import fetch_document
+from npufleet_operator.core.objects.vllm import USERS, USERS_FILE
 from npufleet_operator.core.observed import ModelView
 
 
@@ -20,12 +22,13 @@ def build_engine_settings(model: ModelView, plan: Blueprint) -> Manifest:
     """One ConfigMap per revision, so that a container that restarts during a rollout reads the settings of its own revision."""
     metadata = model_metadata(model, settings_child(model.name, plan.revision))
     metadata["labels"] = {**metadata["labels"], REVISION_LABEL: plan.revision}
+    vllm = plan.runtime is RuntimeName.VLLM_ASCEND
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
         "data": {
-            ENGINE_SETTINGS_FILE: _yaml(settings_document(plan.settings)),
+            **({USERS_FILE: USERS} if vllm else {ENGINE_SETTINGS_FILE: _yaml(settings_document(plan.settings))}),
             **({FETCH_SETTINGS_FILE: _yaml(fetch_document(plan.fetch))} if plan.fetch else {}),
         },
     }

@@ -31,7 +31,7 @@ from npufleet_api.contract import (
     TERMINATION_MESSAGE_PATH,
 )
 from npufleet_api.fetching import SOURCE_ASKED_ANNOTATION, SOURCE_REVISION_ANNOTATION, FetchSettings
-from npufleet_api.model import AscendModelSpec, ResolvedEngine
+from npufleet_api.model import AscendModelSpec, ResolvedEngine, RuntimeName
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.settings import EngineSettings
 from npufleet_operator.core.engine_settings import engine_settings, resolved, settings_document
@@ -46,6 +46,7 @@ from npufleet_operator.core.objects.source import (
     model_source,
     resolved_revision,
 )
+from npufleet_operator.core.objects.vllm import USERS_MOUNT, pre_stop, vllm_container, vllm_resolved
 from npufleet_operator.core.observed import ModelView, OperatorConfig
 
 GRACE_MARGIN_SECONDS = 30
@@ -65,6 +66,7 @@ class Blueprint:
     """What the model's status shows of `settings`."""
     fetch: FetchSettings | None = None
     """How the model's files are fetched; None where they are mounted."""
+    runtime: RuntimeName = RuntimeName.NATIVE
 
 
 def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig) -> Blueprint:
@@ -76,7 +78,10 @@ def blueprint(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
     parts = [pod_spec, settings_document(rolled), model_labels(model), *([fetch_document(fetch)] if fetch else [])]
     hashed = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     revision = hashlib.sha256(hashed.encode()).hexdigest()[:REVISION_LENGTH]
-    return Blueprint(revision=revision, settings=settings, pod_spec=pod_spec, resolved=resolved(settings), fetch=fetch)
+    shown = resolved(settings)
+    if spec.runtime.name is RuntimeName.VLLM_ASCEND:
+        shown = vllm_resolved(shown, spec)
+    return Blueprint(revision, settings, pod_spec, shown, fetch, spec.runtime.name)
 
 
 def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> Manifest:
@@ -92,6 +97,9 @@ def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> M
         }
     grace = int(plan.settings.shutdown.accept_seconds + plan.settings.shutdown.drain_seconds) + GRACE_MARGIN_SECONDS
     settings_volume = {"name": "settings", "configMap": {"name": settings_child(model.name, plan.revision)}}
+    containers = plan.pod_spec["containers"]
+    if plan.runtime is RuntimeName.VLLM_ASCEND:
+        containers = [{**engine, "lifecycle": {"preStop": pre_stop(plan.settings.shutdown)}} for engine in containers]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -99,6 +107,7 @@ def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> M
         "spec": {
             **plan.pod_spec,
             **({"affinity": _preference(node)} if node else {}),
+            "containers": containers,
             "terminationGracePeriodSeconds": grace,
             "volumes": [settings_volume, *plan.pod_spec["volumes"]],
         },
@@ -137,14 +146,32 @@ def _pod_spec(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, 
             "schedulerName": template.scheduler_name,
             "priorityClassName": template.priority_class_name,
             "imagePullSecrets": [{"name": name} for name in dict.fromkeys(pull_secrets)],
-            "initContainers": [_monitor(pool, config), *([fetch_container(pool, config)] if source.fetched else [])],
-            "containers": [_engine(spec, pool, config, source)],
+            "initContainers": _init_containers(spec, pool, config, source),
+            "containers": [_engine(model, spec, pool, config, source)],
             "volumes": volumes,
         }
     )
 
 
-def _engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, source: MountedSource) -> Manifest:
+def _init_containers(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, source: MountedSource) -> list[Manifest]:
+    """The monitor comes last where it serves the admin port: the fetch container holds that port until it ends."""
+    fetch = [fetch_container(pool, config)] if source.fetched else []
+    if spec.runtime.name is RuntimeName.VLLM_ASCEND:
+        return [*fetch, _monitor(pool, config, vllm=True)]
+    return [_monitor(pool, config), *fetch]
+
+
+def _engine(model: ModelView, spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, source: MountedSource) -> Manifest:
+    native = _native_engine(spec, pool, config, source)
+    if spec.runtime.name is not RuntimeName.VLLM_ASCEND:
+        return native
+    container = {**native, **vllm_container(model.namespace, model.name, spec, pool)}
+    container["env"] = [*native["env"], *container["env"]]
+    container["volumeMounts"] = [USERS_MOUNT, *(m for m in native["volumeMounts"] if m["name"] != "settings")]
+    return container
+
+
+def _native_engine(spec: AscendModelSpec, pool: InferencePoolSpec, config: OperatorConfig, source: MountedSource) -> Manifest:
     template = pool.pod_template
     npus = {pool.npus.resource_name: str(spec.parallelism.npus)}
     return {
@@ -195,16 +222,22 @@ def _calibration_volume(spec: AscendModelSpec) -> list[Manifest]:
     return [{"name": "calibration", "configMap": {"name": spec.engine.calibration_ref.name, "optional": True}}]
 
 
-def _monitor(pool: InferencePoolSpec, config: OperatorConfig) -> Manifest:
-    """No probes: a failing one would hold the engine back, and a crash of the monitor must not stop traffic."""
+def _monitor(pool: InferencePoolSpec, config: OperatorConfig, *, vllm: bool = False) -> Manifest:
+    """No probes: a failing one would hold the engine back, and a crash of the monitor must not stop traffic. `vllm`: it serves the admin
+    port for the engine beside it."""
+    command = ["npufleet-monitor", "serve", "--settings", f"{MONITOR_DIR}/{MONITOR_SETTINGS_FILE}"]
+    ports = [{"name": "monitor", "containerPort": MONITOR_PORT, "protocol": "TCP"}]
+    if vllm:
+        command += ["--vllm-url", f"http://127.0.0.1:{ENGINE_PORT}"]
+        ports.append({"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"})
     return {
         "name": MONITOR_CONTAINER,
         "restartPolicy": "Always",
         "image": pool.pod_template.images.monitor or config.control_image,
         "imagePullPolicy": config.image_pull_policy,
-        "command": ["npufleet-monitor", "serve", "--settings", f"{MONITOR_DIR}/{MONITOR_SETTINGS_FILE}"],
+        "command": command,
         "env": [*identity_env(), *_exporter_env(config)],
-        "ports": [{"name": "monitor", "containerPort": MONITOR_PORT, "protocol": "TCP"}],
+        "ports": ports,
         "resources": MONITOR_RESOURCES,
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "monitor-settings", "mountPath": MONITOR_DIR, "readOnly": True}],
