@@ -17,23 +17,26 @@ import click
 
 READER = """
 import json
+import vllm.platforms
+from vllm.platforms.cpu import CpuPlatform
+vllm.platforms.current_platform = CpuPlatform()
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser(prog="vllm")
 serve = ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
 options = {}
-for action in serve._actions:
+positional = [(action.dest, action) for action in serve._actions if not action.option_strings]
+for option, action in [*positional, *serve._option_string_actions.items()]:
     takes = {0: "nothing", None: "value", "?": "optional"}.get(action.nargs, "values")
-    entry = {"takes": takes}
+    entry = options[option] = {"takes": takes}
     if takes != "nothing":
         entry["type"] = getattr(action.type, "__name__", "str") if action.type else "str"
         if action.choices:
             entry["choices"] = sorted(str(choice) for choice in action.choices)
-    for option in action.option_strings or [action.dest]:
-        options[option] = entry
 print(json.dumps(options))
 """
-"""Runs in the environment. Positional arguments are listed without dashes."""
+"""Runs in the environment. Defaults of some options ask for the platform, and no device is here. Positional arguments are listed without
+dashes."""
 
 
 def environment(version: str) -> Path:

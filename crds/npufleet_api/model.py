@@ -175,7 +175,9 @@ class Runtime(ApiModel):
     """Which engine serves the model."""
 
     name: RuntimeName = spec_field("Native, or VLLMAscend.", Change.ROLLS, default=RuntimeName.NATIVE)
-    image: ImageRef | None = spec_field("Image for VLLMAscend, one of the pool's allowedImages; the only one by default.", Change.ROLLS, default=None)
+    image: ImageRef | None = spec_field(
+        "Image for VLLMAscend, of the pool's allowedImages; the only one by default.", Change.ROLLS, default=None
+    )
     args: list[Annotated[str, StringConstraints(max_length=256)]] = spec_field(
         "Further arguments for VLLMAscend, --NAME or --NAME=VALUE, from an allowlist.",
         Change.ROLLS,
