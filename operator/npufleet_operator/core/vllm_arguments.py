@@ -123,7 +123,7 @@ def vllm_arguments(namespace: str, name: str, spec: AscendModelSpec) -> tuple[st
         arguments.append("--enable-chunked-prefill" if engine.chunked_prefill else "--no-enable-chunked-prefill")
     if engine.asynchronous_execution is not None:
         arguments.append("--async-scheduling" if engine.asynchronous_execution else "--no-async-scheduling")
-    if engine.tool_format in TOOL_PARSERS:
+    if engine.tool_format is not None and engine.tool_format in TOOL_PARSERS:
         arguments += ["--enable-auto-tool-choice", f"--tool-call-parser={TOOL_PARSERS[engine.tool_format]}"]
     return (*arguments, *spec.runtime.args)
 
