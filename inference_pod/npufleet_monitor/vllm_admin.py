@@ -33,6 +33,8 @@ class Timing:
     """From its beginning until it may be over: clients that go by the pod's readiness still send meanwhile."""
     quiet_seconds: float = 1
     """How long nothing must run and wait: a request that vLLM has just taken is in no metric yet."""
+    sick_seconds: float = 10
+    """A vLLM that has been unhealthy for so long is not waited for at its end: it is being restarted since it hangs."""
     poll_seconds: float = 0.25
 
 
@@ -51,7 +53,10 @@ class VllmAdmin:
         self._timing = timing
         self._clock = clock
         self._loaded = False
+        self._sick_since: float | None = None
         self._terminating = False
+        self._ended = False
+        """The kubelet was told that it may end vLLM."""
         self._deadline: float | None = None
         self._settled = 0.0
         """When a drain may be over at the earliest."""
@@ -91,15 +96,18 @@ class VllmAdmin:
         return True
 
     async def terminate(self, accept_seconds: float, drain_seconds: float) -> None:
-        """Be unready for good, and return once nothing runs, at the earliest after `accept_seconds` in which endpoints change; at the
-        latest `drain_seconds` later, or at the deadline of a drain that goes on already."""
+        """Be unready until another vLLM runs, and return once nothing runs, at the earliest after `accept_seconds` in which endpoints
+        change; at the latest `drain_seconds` later, or at the deadline of a drain that goes on already."""
         self._terminating = True
         self._begin(accept_seconds + drain_seconds, accept_seconds, "terminating")
         while (state := await self.state()).state is not EngineState.IDLE:
-            if not state.drain_deadline_seconds:
-                logger.warning("ends with %d running and %d waiting requests: the time is over", state.running, state.waiting)
-                return
+            sick = self._sick_since is not None and self._clock() - self._sick_since >= self._timing.sick_seconds
+            if sick or not state.drain_deadline_seconds:
+                why = "vLLM is not healthy" if sick else "the time is over"
+                logger.warning("ends with %d running and %d waiting requests: %s", state.running, state.waiting, why)
+                break
             await asyncio.sleep(self._timing.poll_seconds)
+        self._ended = True
 
     def _begin(self, deadline_seconds: float, settle_seconds: float, reason: str) -> None:
         now = self._clock()
@@ -112,9 +120,18 @@ class VllmAdmin:
         try:
             await fetch(self._session, self._health_url)
         except ScrapeError:
+            if self._sick_since is None:
+                self._sick_since = self._clock()
+            if self._ended:
+                self._forget()
             return False
-        self._loaded = True
+        self._loaded, self._sick_since = True, None
         return True
+
+    def _forget(self) -> None:
+        """vLLM was ended. Where the pod goes on, since a probe failed, another one starts, and its life is a new one."""
+        self._loaded = self._terminating = self._ended = False
+        self._deadline = self._quiet_since = None
 
     async def _load(self) -> EngineSample | None:
         try:

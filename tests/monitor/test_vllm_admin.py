@@ -164,6 +164,26 @@ async def test_the_end_waits_for_what_runs_and_cannot_be_cancelled(vllm: Vllm, s
     assert AdminState.model_validate_json(text).state is EngineState.IDLE
 
 
+async def test_a_vllm_that_the_kubelet_restarts_begins_anew(vllm: Vllm, session: aiohttp.ClientSession) -> None:
+    admin = VllmAdmin(session, vllm.url, QUICK)
+    await admin.state()
+    await admin.terminate(0, 60)
+    assert not await admin.ready()
+    await vllm.stop()
+    assert (await admin.state()).state is EngineState.LOADING
+    await vllm.start()
+    assert await admin.ready()
+    assert (await admin.state()).state is EngineState.READY
+
+
+async def test_a_vllm_that_hangs_is_not_waited_for(vllm: Vllm, session: aiohttp.ClientSession) -> None:
+    admin = VllmAdmin(session, vllm.url, Timing(sick_seconds=0.02, poll_seconds=0.005))
+    await admin.state()
+    vllm.healthy = False
+    await admin.terminate(0, 3600)
+    assert not await admin.ready()
+
+
 async def test_the_end_is_bounded(vllm: Vllm, session: aiohttp.ClientSession, admin_url: str) -> None:
     vllm.metrics.waiting.set(3)
     status, text = await ask(session, "GET", f"{admin_url}/terminate?accept_seconds=0&drain_seconds=0.01")
