@@ -75,6 +75,34 @@ async def test_it_serves_its_pages_and_ends_on_sigterm_without_error(tmp_path: P
             await process.wait()
 
 
+async def test_beside_vllm_it_serves_the_admin_port_and_ends_on_sigterm(tmp_path: Path) -> None:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *command("--settings", str(write_settings(tmp_path)), "--host", "127.0.0.1", "--port", str(free_port())),
+        *("--vllm-url", f"http://127.0.0.1:{free_port()}", "--admin-port", str(port)),
+        env={**os.environ, **IDENTITY},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+            while True:
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/state") as response:
+                        state = await response.json()
+                        break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.02)
+            assert state["state"] == "Loading"
+            async with session.get(f"http://127.0.0.1:{port}/ready") as response:
+                assert response.status == 503
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_when_its_loops_fail_the_process_ends_so_that_the_kubelet_restarts_it(tmp_path: Path) -> None:
     broken = (
         "from npufleet_monitor import monitor, main\n"
