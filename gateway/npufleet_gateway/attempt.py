@@ -78,6 +78,9 @@ class Sender:
             while beat is not None and _only_comments(first):
                 await beat()
                 first = await connection.read()
+            if beat is not None and _handed_back(first):
+                balancer.draining(replica)
+                return Retry("draining", f"{replica.pod_name} is draining")
             opened = Answer(lease, connection, answer, first)
             connection = None
             return opened
@@ -140,6 +143,12 @@ def _counts(answer: Answer | Retry, *, original: bool) -> bool:
 def _only_comments(chunk: bytes) -> bool:
     """Heartbeats tell that a replica lives, not that its stream has begun."""
     return chunk.startswith(b":") and all(line[:1] in (b"", b":") for line in chunk.split(b"\n"))
+
+
+def _handed_back(chunk: bytes) -> bool:
+    """A stream that was kept waiting by a replica that drains now: nothing of its answer was computed."""
+    lines = [line for line in chunk.split(b"\n") if line and not line.startswith(b":")]
+    return bool(lines) and lines[0].startswith(b'data: {"error"') and b'"code":"draining"' in lines[0].replace(b'": "', b'":"')
 
 
 def _discard(sender: Sender, task: asyncio.Task[Answer | Retry]) -> None:

@@ -225,12 +225,13 @@ class LiveExchange:
 
     async def _ask(self, lease: Lease, tried: set[str]) -> Answer | Retry:
         hedges = self._context.hedges
+        beat = self._beat if self._streams else None
         if hedges is None or not self._streams or len(tried) > 1 or self._prompt.session is not None:
-            return await self._sender.open(lease)
+            return await self._sender.open(lease, beat)
         clock, key = self._context.clock, self.model.key
         began, delay = clock(), hedges.asked(key)
         if delay is None:
-            answer = await self._sender.open(lease)
+            answer = await self._sender.open(lease, beat)
         else:
             answer = await race(self._sender, lease, delay, lambda: self._copy(hedges, tried), self._beat)
         if isinstance(answer, Answer) and answer.head.content_type == EVENT_STREAM:

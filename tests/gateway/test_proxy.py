@@ -262,6 +262,27 @@ async def test_a_draining_replica_sends_its_requests_elsewhere(pool: Loopback) -
     assert len(alive.seen) == 4
 
 
+async def test_a_stream_that_was_kept_waiting_by_a_replica_that_drains_goes_on_elsewhere(pool: Loopback) -> None:
+    async def waited(request: web.Request) -> web.StreamResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b": waiting\n\n"
+            await asyncio.sleep(0.01)
+            yield b'data: {"error": {"message": "this replica is draining", "type": "t", "param": null, "code": "draining"}}\n\n'
+
+        return await stream(request, chunks())
+
+    leaving = await pool.engine(waited)
+    await pool.engine()
+    for _ in range(4):
+        async with pool.stream() as response:
+            body = await response.read()
+        assert body.endswith(DONE)
+        assert b"error" not in body
+    assert len(leaving.seen) <= 1
+    await pool.settled()
+    assert pool.traffic().outcomes.ok == 4
+
+
 async def test_when_all_replicas_drain_the_client_is_asked_to_come_back(pool: Loopback) -> None:
     engines = [await pool.engine(draining) for _ in range(2)]
     async with pool.post() as response:

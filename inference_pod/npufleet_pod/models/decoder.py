@@ -20,7 +20,7 @@ from npufleet_pod.models.collective import Alone, Collective
 from npufleet_pod.models.config import DecoderConfig
 from npufleet_pod.models.dtypes import TORCH_DTYPES, dtype_of
 from npufleet_pod.models.fusion_plan import AttentionStrategy, FusionPlan, uniform_plan
-from npufleet_pod.models.packing import pack_head, pack_layer, stack_of
+from npufleet_pod.models.packing import PACKED_DTYPES, pack_head, pack_layer, stack_of
 from npufleet_pod.models.precision import PrecisionPlan, uniform_precision
 from npufleet_pod.models.rope import RotaryEmbedding
 from npufleet_pod.models.sharding import Shard, shard
@@ -238,7 +238,8 @@ def load_decoder(
     own = part or shard(config)
     whole = precision or uniform_precision(dtype_of(source.dtype), config)
     types = whole.for_heads(range(own.kv_heads.start, own.kv_heads.stop))
-    if not (packed and kernels.packs_weights):
+    # What the packed layers are multiplied with, and give, is of the engine's type.
+    if not (packed and kernels.packs_weights and TORCH_DTYPES[types.dtype] in PACKED_DTYPES):
         return Decoder(config, load_weights(config, source, keep_going, own, types), kernels, own, ranks, types)
     weights = pack_head(load_weights(config, source, keep_going, own, types, pack_layer, native.quantise))
     # Between a layer's halves ranks exchange, which one call of all layers cannot.

@@ -19,7 +19,7 @@ from npufleet_pod.errors import SettingsError
 from npufleet_pod.models.checkpoint import open_checkpoint
 from npufleet_pod.models.config import DecoderConfig, load_config
 from npufleet_pod.models.decoder import Decoder, load_decoder
-from npufleet_pod.models.perplexity import perplexity, token_losses
+from npufleet_pod.models.perplexity import hidden_states, perplexity, token_losses
 from npufleet_pod.models.precision import RolePrecision, plan_precision, uniform_precision
 from npufleet_pod.models.sharding import shard
 from npufleet_pod.models.weights import DecoderWeights, ExpertWeights, GatedWeights, load_weights
@@ -291,3 +291,14 @@ def test_a_model_with_layers_of_several_types_answers_within_what_the_types_cost
     plain, mixed, whole = (perplexity(token_losses(model, TEXT)) for model in models)
     assert mixed != plain
     assert abs(math.log(mixed / plain)) <= abs(math.log(whole / plain)) + 0.05
+
+
+@pytest.mark.parametrize("fields", [{"feed_forward": "Int8"}, {"output": "Int8"}, {"output": "Float32"}, {"attention": "Float32"}], ids=str)
+def test_what_the_packed_kernels_cannot_take_is_computed_without_them(fields: dict[str, str], tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", seed=3)
+    config = load_config(model)
+    plan = plan_precision(settings(**fields), Dtype.FLOAT16, config)
+    with open_checkpoint(model, torch.float32, CPU) as checkpoint:
+        decoder = load_decoder(config, checkpoint, select_kernels("cpu"), precision=plan, packed=True)
+    hidden = hidden_states(decoder, [1, 2, 3, 4])
+    assert torch.isfinite(decoder.logits(hidden).float()).all()
