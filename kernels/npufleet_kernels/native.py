@@ -24,8 +24,8 @@ AUTO, REFERENCE = "auto", "reference"
 
 
 @cache
-def _load() -> tuple[str, ...]:
-    """Load the library; the levels that this CPU can run, the best last. Raises BuildError."""
+def levels() -> tuple[str, ...]:
+    """Load the library, once; the levels that this CPU can run, the best last. Raises BuildError."""
     torch.ops.load_library(str(library()))  # type: ignore[no-untyped-call] # torch leaves it without annotations
     return tuple(torch.ops.npufleet_cpu.levels())
 
@@ -43,17 +43,12 @@ def available() -> bool:
     return supported_machine() and wanted() != REFERENCE
 
 
-def levels() -> tuple[str, ...]:
-    """Levels that this CPU can run, the best last. Raises BuildError."""
-    return _load()
-
-
 def choose(level: str | None = None) -> str:
     """Make all kernels use `level`; None: what the environment asks for, else the best. Returns it.
 
     Raises BuildError, and VariantMissingError where the CPU cannot run it.
     """
-    found = _load()
+    found = levels()
     name = level or (found[-1] if wanted() == AUTO and found else wanted())
     if name not in found:
         able = ", ".join(found) or "none of them"
@@ -67,41 +62,23 @@ PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A linear layer's weight (out, in) in panels of 32 outputs, as `cpu/kernels.h` describes them.
+class PackedLinear:
+    """A linear layer of `rows` outputs, its weight in panels of 32 outputs, as `cpu/kernels.h` describes them.
 
-    segment: rows that are filled up to whole panels together: half of them where gate and up lie end to end.
+    segment: rows that are filled up to whole panels together: half of them where gate and up lie end to end. scale (INT8), bias: each
+    None or by panels.
     """
 
     panels: Tensor
-    shape: tuple[int, int]
+    rows: int
     segment: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of an element."""
-        return self.panels.dtype
-
-    def by_panels(self, vector: Tensor) -> Tensor:
-        """(out,) as float32, each segment filled up by zeros."""
-        parts = vector.to(torch.float32).view(-1, self.segment)
-        return torch.nn.functional.pad(parts, (0, -self.segment % PANEL)).flatten().contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A linear layer with its scale (INT8) and bias, each None or by panels."""
-
-    weight: PackedWeight
     scale: Tensor | None = None
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor, result: torch.dtype) -> Tensor:
         """`x @ weight.T · scale + bias`, summed in float32: x (T, in) float32 or bfloat16, (T, out) in float32 or bfloat16."""
-        weight, threads = self.weight, torch.get_num_threads()
-        output: Tensor = torch.ops.npufleet_cpu.linear(
-            x, weight.panels, weight.shape[0], weight.segment, self.scale, self.bias, result, threads
-        )
+        threads = torch.get_num_threads()
+        output: Tensor = torch.ops.npufleet_cpu.linear(x, self.panels, self.rows, self.segment, self.scale, self.bias, result, threads)
         return output
 
 
@@ -110,11 +87,16 @@ def pack(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
 
     segments: equal parts of the rows that are filled up to whole panels each.
     """
-    rows, columns = weight.shape
+    rows = weight.shape[0]
     segment = rows // segments
     panels = torch.ops.npufleet_cpu.pack(weight.contiguous(), segment, torch.get_num_threads())
-    packed = PackedWeight(panels, (rows, columns), segment)
-    return PackedLinear(packed, *(None if part is None else packed.by_panels(part) for part in (scale, bias)))
+    return PackedLinear(panels, rows, segment, *(None if part is None else _by_panels(part, segment) for part in (scale, bias)))
+
+
+def _by_panels(vector: Tensor, segment: int) -> Tensor:
+    """(out,) as float32, each segment filled up by zeros."""
+    parts = vector.to(torch.float32).view(-1, segment)
+    return torch.nn.functional.pad(parts, (0, -segment % PANEL)).flatten().contiguous()
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

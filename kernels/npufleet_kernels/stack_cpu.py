@@ -94,4 +94,4 @@ def _wide(vector: Tensor | None) -> Tensor | None:
 
 
 def _parts(linear: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return linear.weight.panels, linear.scale, linear.bias
+    return linear.panels, linear.scale, linear.bias

@@ -29,7 +29,6 @@ inline float sum(vf v) { return _mm512_reduce_add_ps(v); }
 inline float largest(vf v) { return _mm512_reduce_max_ps(v); }
 inline vi load_i(const void *p) { return _mm512_loadu_si512(p); }
 inline vf as_f(vi v) { return _mm512_castsi512_ps(v); }
-inline vi as_i(vf v) { return _mm512_castps_si512(v); }
 inline vi shl16(vi v) { return _mm512_slli_epi32(v, 16); }
 inline vi high16(vi v) { return _mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))); }
 inline vf from_i(vi v) { return _mm512_cvtepi32_ps(v); }
@@ -71,7 +70,6 @@ inline float largest(vf v) {
 }
 inline vi load_i(const void *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 inline vf as_f(vi v) { return _mm256_castsi256_ps(v); }
-inline vi as_i(vf v) { return _mm256_castps_si256(v); }
 inline vi shl16(vi v) { return _mm256_slli_epi32(v, 16); }
 inline vi high16(vi v) { return _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0xffff0000u))); }
 inline vf from_i(vi v) { return _mm256_cvtepi32_ps(v); }
@@ -633,7 +631,7 @@ void attend(const Attend &a) {
         s.total[row] = 0;
     }
     __builtin_memset(s.mixed, 0, static_cast<size_t>(rows * padded * 4));
-    const int64_t seen = a.causal ? a.first_position + a.tokens : a.length;
+    const int64_t seen = a.first_position + a.tokens;
     const bool scaled = a.kv_type == Type::I8;
     for (int64_t start = 0; start < seen; start += KEY_BLOCK) {
         const int64_t count = seen - start < KEY_BLOCK ? seen - start : KEY_BLOCK;
@@ -658,7 +656,7 @@ void attend(const Attend &a) {
             gemm(g);
         }
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t ahead = a.causal ? a.first_position + row / a.group + 1 - start : count;
+            const int64_t ahead = a.first_position + row / a.group + 1 - start;
             softmax_row(a, s, row, ahead < 0 ? 0 : ahead < count ? ahead : count, padded);
         }
         for (int64_t column = 0; column < padded / PANEL; column++) {
@@ -687,11 +685,11 @@ int64_t attend_scratch_bytes(int64_t head_size, int64_t group) {
     AttendScratch s;
     return attend_layout(nullptr, head_size, group, s);
 }
-const KernelTable avx2_table = {"avx2", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
+const KernelTable avx2_table = {false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #elif NPUFLEET_ISA == 1
-const KernelTable avx512_table = {"avx512", false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
+const KernelTable avx512_table = {false, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #else
-const KernelTable avx512_bf16_table = {"avx512_bf16", true, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
+const KernelTable avx512_bf16_table = {true, gemm, attend, rotate, write_head, rms_norm, silu_mul, convert, argmax, quantise};
 #endif
 
 }  // namespace npufleet

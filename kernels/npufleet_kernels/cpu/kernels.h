@@ -48,7 +48,7 @@ struct KvSide {
     int64_t scale_slot_stride;
 };
 
-// Queries of one sequence and one KV head against all keys of theirs.
+// Queries of one sequence and one KV head against the keys up to their own.
 struct Attend {
     const float *query;  // first row of the block's first head: row t at t · query_stride, heads of the group end to end
     int64_t query_stride;
@@ -56,8 +56,6 @@ struct Attend {
     int64_t group;
     int64_t head_size;
     int64_t first_position;  // of the block's first query in its sequence
-    int64_t length;          // tokens that the sequence has
-    bool causal;
     float scale;
     KvSide keys;
     KvSide values;
@@ -78,14 +76,13 @@ struct Rotate {
     float *heads;  // one head of one token, rotated in place
     int64_t head_size;
     int64_t rotary_size;
-    const float *cos;  // (rotary_size), null: nothing is rotated
+    const float *cos;  // (rotary_size)
     const float *sin;
     const float *norm;  // (head_size) or null
     float epsilon;
 };
 
 struct KernelTable {
-    const char *name;
     bool bf16_dot;  // multiplies BF16 activations
     void (*gemm)(const Gemm &);
     void (*attend)(const Attend &);

@@ -9,6 +9,32 @@ namespace {
 constexpr int64_t ROW_BLOCK = 96;
 
 int64_t blocks(int64_t count, int64_t size) { return (count + size - 1) / size; }
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// A panel of the layer times a block of `rows` rows of activations, from `row` on; where it goes is left open.
+Gemm product(const Linear &l, int64_t panel, const void *a, int64_t lda, Type a_type, int64_t rows, int64_t row, void *scratch) {
+    Gemm g = {};
+    g.a = static_cast<const char *>(a) + row * lda * size_of(a_type), g.lda = lda, g.a_type = a_type;
+    g.panel = l.panel(panel), g.panel_type = l.type;
+    g.rows = least(ROW_BLOCK, rows - row), g.k = l.k;
+    g.scale = l.scale ? l.scale + panel * PANEL : nullptr;
+    g.bias = l.bias ? l.bias + panel * PANEL : nullptr;
+    g.scratch = scratch;
+    return g;
+}
+
+bool has_int8(const std::vector<Layer> &layers) {
+    for (const Layer &l : layers)
+        for (const Linear *part : {&l.qkv, &l.output, &l.gate_up, &l.down})
+            if (part->type == Type::I8) return true;
+    return false;
+}
+
+// A tile of the output, and behind it the scratch of `gemm`.
+int64_t linear_own_bytes(const Linear &linear) {
+    const int64_t tile = ROW_BLOCK * PANEL * 4, widened = linear.type == Type::I8 ? round_up(linear.k, 2) * PANEL * 4 : 0;
+    return round_up(tile + widened, 4096);
+}
 
 struct Buffers {
     char *normed;      // (rows, hidden) of the compute type
@@ -85,7 +111,6 @@ public:
                 queries_.push_back({static_cast<int64_t>(index), first, left < most ? left : most});
             }
         }
-        // Of which sequence a row is, for the write.
     }
 
     void layer(Team &team, int thread, const Layer &l, const std::vector<CacheGroup> &groups, Clock &clock) {
@@ -112,7 +137,6 @@ public:
     }
 
 private:
-    static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
     int64_t rows_per_task() const { return in_.rows > 64 ? 8 : 1; }
 
     void norm(Team &team, int thread, const float *weight) {
@@ -124,22 +148,11 @@ private:
         });
     }
 
-    Gemm product(const Linear &l, int64_t panel, const char *a, int64_t lda, int64_t row, char *scratch) const {
-        Gemm g = {};
-        g.a = a + row * lda * element_, g.lda = lda, g.a_type = s_.compute;
-        g.panel = l.panel(panel), g.panel_type = l.type;
-        g.rows = least(ROW_BLOCK, in_.rows - row), g.k = l.k;
-        g.scale = l.scale ? l.scale + panel * PANEL : nullptr;
-        g.bias = l.bias ? l.bias + panel * PANEL : nullptr;
-        g.scratch = scratch;
-        return g;
-    }
-
     void multiply(Team &team, int thread, const Linear &l, const char *a, int64_t lda, float *c, int64_t ldc, bool add, char *own) {
         const int64_t panels = l.panel_count();
         team.share(thread, panels * blocks(in_.rows, ROW_BLOCK), [&](int64_t task) {
             const int64_t panel = task % panels, row = task / panels * ROW_BLOCK;
-            Gemm g = product(l, panel, a, lda, row, own);
+            Gemm g = product(l, panel, a, lda, s_.compute, in_.rows, row, own);
             g.c = c + row * ldc + panel * PANEL, g.ldc = ldc, g.add = add;
             t_.gemm(g);
         });
@@ -151,10 +164,10 @@ private:
         char *scratch = own + 2 * ROW_BLOCK * PANEL * 4;
         team.share(thread, panels * blocks(in_.rows, ROW_BLOCK), [&](int64_t task) {
             const int64_t panel = task % panels, row = task / panels * ROW_BLOCK;
-            Gemm g = product(l, panel, b_.normed, b_.ld_hidden, row, scratch);
+            Gemm g = product(l, panel, b_.normed, b_.ld_hidden, s_.compute, in_.rows, row, scratch);
             g.c = gate, g.ldc = PANEL;
             t_.gemm(g);
-            g = product(l, panel + panels, b_.normed, b_.ld_hidden, row, scratch);
+            g = product(l, panel + panels, b_.normed, b_.ld_hidden, s_.compute, in_.rows, row, scratch);
             g.c = up, g.ldc = PANEL;
             t_.gemm(g);
             for (int64_t i = 0; i < g.rows; i++) {
@@ -195,8 +208,7 @@ private:
         Attend a = {};
         a.query = b_.heads + row * b_.ld_heads + kv_head * group_ * s_.head_size, a.query_stride = b_.ld_heads;
         a.tokens = query.tokens, a.group = group_, a.head_size = s_.head_size;
-        a.first_position = sequence.length - sequence.tokens + query.first, a.length = sequence.length;
-        a.causal = true;
+        a.first_position = sequence.length - sequence.tokens + query.first;
         a.scale = 1.0f / __builtin_sqrtf(static_cast<float>(s_.head_size));
         a.keys = group->keys, a.values = group->values, a.kv_type = group->type, a.head = head;
         a.slots = sequence.slots, a.first_slot = sequence.first_slot;
@@ -218,19 +230,16 @@ private:
 
 }  // namespace
 
-int64_t step_scratch_bytes(const Shape &shape, int64_t rows, int threads, bool int8_weights) {
+int64_t step_scratch_bytes(const Shape &shape, const std::vector<Layer> &layers, int64_t rows, int threads) {
     Buffers b;
-    return layout(nullptr, shape, rows, threads, int8_weights, b) + 4096;
+    return layout(nullptr, shape, rows, threads, has_int8(layers), b) + 4096;
 }
 
 void run_layers(const KernelTable &table, const Shape &shape, const std::vector<Layer> &layers,
                 const std::vector<std::vector<CacheGroup>> &caches, const Batch &batch, float *x, char *scratch, int threads,
                 double *seconds) {
-    bool int8_weights = false;
-    for (const Layer &l : layers)
-        for (const Linear *part : {&l.qkv, &l.output, &l.gate_up, &l.down}) int8_weights |= part->type == Type::I8;
     Buffers buffers;
-    layout(scratch, shape, batch.rows, threads, int8_weights, buffers);
+    layout(scratch, shape, batch.rows, threads, has_int8(layers), buffers);
     Stack stack(table, shape, batch, buffers, x);
     run_on_team(threads, [&](Team &team, int thread) {
         // Columns that nobody writes are multiplied with zeros: they must be numbers.
@@ -246,31 +255,20 @@ void run_layers(const KernelTable &table, const Shape &shape, const std::vector<
     });
 }
 
-int64_t linear_scratch_bytes(const Linear &linear, int64_t rows, int threads) {
-    const int64_t tile = ROW_BLOCK * PANEL * 4, widened = linear.type == Type::I8 ? round_up(linear.k, 2) * PANEL * 4 : 0;
-    (void)rows;
-    return round_up(tile + widened, 4096) * threads + 4096;
-}
+int64_t linear_scratch_bytes(const Linear &linear, int threads) { return linear_own_bytes(linear) * threads + 4096; }
 
 void run_linear(const KernelTable &table, const Linear &linear, const void *x, int64_t lda, Type x_type, int64_t rows, void *out,
                 Type out_type, char *scratch, int threads) {
-    const int64_t tile = ROW_BLOCK * PANEL * 4, widened = linear.type == Type::I8 ? round_up(linear.k, 2) * PANEL * 4 : 0;
-    const int64_t own_bytes = round_up(tile + widened, 4096), panels = linear.panel_count(), each = linear.segment_panels();
+    const int64_t own_bytes = linear_own_bytes(linear), panels = linear.panel_count(), each = linear.segment_panels();
     run_on_team(threads, [&](Team &team, int thread) {
         float *c = reinterpret_cast<float *>(scratch + thread * own_bytes);
         team.share(thread, panels * blocks(rows, ROW_BLOCK), [&](int64_t task) {
             const int64_t panel = task % panels, row = task / panels * ROW_BLOCK;
-            Gemm g = {};
-            g.a = static_cast<const char *>(x) + row * lda * size_of(x_type), g.lda = lda, g.a_type = x_type;
-            g.panel = linear.panel(panel), g.panel_type = linear.type;
-            g.rows = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, g.k = linear.k;
-            g.scale = linear.scale ? linear.scale + panel * PANEL : nullptr;
-            g.bias = linear.bias ? linear.bias + panel * PANEL : nullptr;
+            Gemm g = product(linear, panel, x, lda, x_type, rows, row, c + ROW_BLOCK * PANEL);
             g.c = c, g.ldc = PANEL;
-            g.scratch = c + ROW_BLOCK * PANEL;
             table.gemm(g);
             const int64_t inside = panel % each * PANEL, column = panel / each * linear.segment + inside;
-            const int64_t width = linear.segment - inside < PANEL ? linear.segment - inside : PANEL;
+            const int64_t width = least(linear.segment - inside, PANEL);
             for (int64_t i = 0; i < g.rows; i++) {
                 char *target = static_cast<char *>(out) + ((row + i) * linear.rows + column) * size_of(out_type);
                 table.convert(c + i * PANEL, Type::F32, target, out_type, width);

@@ -71,7 +71,7 @@ struct Batch {
 
 enum Part { PART_NORM, PART_QKV, PART_ROTATE, PART_ATTENTION, PART_OUTPUT, PART_GATE_UP, PART_DOWN, PARTS };
 
-int64_t step_scratch_bytes(const Shape &shape, int64_t rows, int threads, bool int8_weights);
+int64_t step_scratch_bytes(const Shape &shape, const std::vector<Layer> &layers, int64_t rows, int threads);
 
 // x: (rows, hidden rounded up to 32) float, replaced by the last layer's result with its residual. seconds: (PARTS) or null, time of each
 // part, over all layers.
@@ -80,7 +80,7 @@ void run_layers(const KernelTable &table, const Shape &shape, const std::vector<
                 double *seconds);
 
 // out (rows, outputs of the layer) = x (rows, lda) · linear; out_type F32 or BF16. scratch: linear_scratch_bytes.
-int64_t linear_scratch_bytes(const Linear &linear, int64_t rows, int threads);
+int64_t linear_scratch_bytes(const Linear &linear, int threads);
 void run_linear(const KernelTable &table, const Linear &linear, const void *x, int64_t lda, Type x_type, int64_t rows, void *out,
                 Type out_type, char *scratch, int threads);
 
