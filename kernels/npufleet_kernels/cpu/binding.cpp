@@ -4,7 +4,6 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <string>
 
 #include "step.h"
@@ -126,7 +125,7 @@ Tensor linear(const Tensor &x, const Tensor &panels, int64_t rows, int64_t segme
     Tensor out = at::empty({count, rows}, x.options().dtype(result));
     if (count == 0) return out;
     const int64_t lda = round_up(k, PANEL);
-    Tensor scratch = at::empty({linear_scratch_bytes(l, count, static_cast<int>(threads)) + count * lda * size_of(compute) + 64},
+    Tensor scratch = at::empty({linear_scratch_bytes(l, static_cast<int>(threads)) + count * lda * size_of(compute) + 64},
                                x.options().dtype(at::kByte));
     char *inputs = reinterpret_cast<char *>(round_up(reinterpret_cast<int64_t>(scratch.mutable_data_ptr()), 64));
     const Tensor rows_of_x = x.contiguous();
@@ -188,6 +187,7 @@ struct DecoderStack : torch::CustomClassHolder {
     // Tensors: input norm, QKV, query norm, key norm, output, feed-forward norm, gate and up, down; projections as panels, scale, bias.
     void add_layer(std::vector<OptionalTensor> t) {
         TORCH_CHECK(t.size() == 16, "a layer has 16 tensors");
+        for (size_t index : {0, 1, 6, 9, 10, 13}) TORCH_CHECK(t[index].has_value() && t[index]->defined(), "a layer's tensor ", index, " is missing");
         const int64_t heads = (shape_.heads + 2 * shape_.kv_heads) * shape_.head_size, inner = shape_.intermediate;
         Layer l;
         l.input_norm = floats(t[0], shape_.hidden, "input norm");
@@ -200,7 +200,6 @@ struct DecoderStack : torch::CustomClassHolder {
         l.down = linear_of(*t[13], shape_.hidden, inner, shape_.hidden, t[14], t[15]);
         for (const Linear *part : {&l.qkv, &l.output, &l.gate_up, &l.down}) {
             TORCH_CHECK(!narrow_ || part->type != Type::F32, "float32 weights are multiplied with float32 activations");
-            int8_ |= part->type == Type::I8;
         }
         layers_.push_back(l);
         kept_.push_back(std::move(t));
@@ -252,7 +251,7 @@ struct DecoderStack : torch::CustomClassHolder {
         TORCH_CHECK(type != Type::I8, "hidden is int8");
         Tensor out = at::empty({rows, shape_.hidden}, hidden.options());
         if (rows == 0) return out;
-        Tensor memory = at::empty({rows * ld * 4 + step_scratch_bytes(shape, rows, workers, int8_) + 8192}, hidden.options().dtype(at::kByte));
+        Tensor memory = at::empty({rows * ld * 4 + step_scratch_bytes(shape, layers_, rows, workers) + 8192}, hidden.options().dtype(at::kByte));
         float *x = reinterpret_cast<float *>(round_up(reinterpret_cast<int64_t>(memory.mutable_data_ptr()), 4096));
         const char *from = static_cast<const char *>(hidden.const_data_ptr());
         for (int64_t i = 0; i < rows; i++) {
@@ -319,7 +318,6 @@ private:
 
     Shape shape_;
     bool narrow_;
-    bool int8_ = false;
     std::vector<Layer> layers_;
     std::vector<std::vector<OptionalTensor>> kept_;
     double seconds_[PARTS] = {};

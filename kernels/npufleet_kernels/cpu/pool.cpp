@@ -45,7 +45,8 @@ void await_change(std::atomic<int32_t> &word, int32_t seen, std::atomic<int32_t>
 
 class Workers {
 public:
-    explicit Workers(int count) {
+    // Not the constructor: if a thread cannot be started, those before it go on sleeping in this object, which has to stay.
+    void spawn(int count) {
         for (int index = 0; index < count; index++) std::thread([this, index] { loop(index + 1); }).detach();
     }
 
@@ -69,8 +70,8 @@ public:
 
 private:
     void loop(int thread) {
-        pthread_setname_np(pthread_self(), "npufleet-compute");
-        for (int32_t seen = 0;; seen++) {
+        pthread_setname_np(pthread_self(), "npufleet-kernel");  // 15 characters are the most
+        for (int32_t seen = 0;; seen = static_cast<int32_t>(static_cast<uint32_t>(seen) + 1)) {
             await_change(call_, seen, sleepers_);
             (*work_)(*team_, thread);
             left_.fetch_sub(1, std::memory_order_release);
@@ -85,8 +86,8 @@ private:
 };
 
 std::mutex &gate() {
-    static std::mutex one;
-    return one;
+    static auto *one = new std::mutex;
+    return *one;
 }
 
 struct Crew {
@@ -96,8 +97,9 @@ struct Crew {
 };
 
 std::vector<Crew> &crews() {
-    static std::vector<Crew> all(Team::LIMIT + 1);
-    return all;
+    // Never freed: a step may still run when the process ends.
+    static auto *all = new std::vector<Crew>(Team::LIMIT + 1);
+    return *all;
 }
 
 }  // namespace
@@ -127,9 +129,10 @@ void run_on_team(int threads, const std::function<void(Team &, int)> &work) {
     Crew &crew = crews()[static_cast<size_t>(threads)];
     if (!crew.team || crew.process != getpid()) {
         // After a fork the child has none of its parent's threads.
-        crew.team = std::make_unique<Team>(threads);
-        crew.workers = threads > 1 ? new Workers(threads - 1) : nullptr;
-        crew.process = getpid();
+        auto team = std::make_unique<Team>(threads);
+        Workers *workers = new Workers;
+        workers->spawn(threads - 1);
+        crew.team = std::move(team), crew.workers = workers, crew.process = getpid();
     }
     if (threads == 1) {
         work(*crew.team, 0);
