@@ -15,7 +15,6 @@ from torch import Tensor
 from ascendenv.errors import SimulationError
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-COMPUTED_ON_CPU = ("npu", "atb")
 
 _libraries: list[torch.library.Library] = []
 """A Library takes its implementations with it when it is collected."""

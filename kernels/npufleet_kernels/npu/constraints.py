@@ -1,4 +1,7 @@
-"""How a call is refused before it is made: torch_npu's own checks see names and types, hardly ever shapes."""
+"""How a call is refused before it is made: torch_npu's own checks see names and types, hardly ever shapes.
+
+These run before every call of every layer, on the thread that feeds the device: a message is put together only where it is raised.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,22 @@ def require(condition: bool, operator: str, message: str) -> None:
 def require_types(operator: str, allowed: tuple[torch.dtype, ...], **tensors: Tensor | None) -> None:
     """All tensors have one and the same of the allowed types."""
     given = {name: tensor.dtype for name, tensor in tensors.items() if tensor is not None}
+    first = next(iter(given.values()))
+    if first in allowed and all(dtype is first for dtype in given.values()):
+        return
     names = ", ".join(f"{name} {dtype}" for name, dtype in given.items())
     require(len(set(given.values())) == 1, operator, f"{names}: the types must be equal")
-    require(next(iter(given.values())) in allowed, operator, f"{names}: it takes {', '.join(str(dtype) for dtype in allowed)}")
+    require(first in allowed, operator, f"{names}: it takes {', '.join(str(dtype) for dtype in allowed)}")
 
 
 def require_filled(operator: str, **tensors: Tensor) -> None:
     """No tensor is empty."""
     for name, tensor in tensors.items():
-        require(tensor.numel() > 0, operator, f"{name} {tuple(tensor.shape)} is empty")
+        if tensor.numel() == 0:
+            raise UnsupportedCallError(f"{operator}: {name} {tuple(tensor.shape)} is empty")
 
 
 def require_shape(operator: str, name: str, tensor: Tensor, wanted: tuple[int, ...]) -> None:
     """A tensor has exactly this shape."""
-    require(tuple(tensor.shape) == wanted, operator, f"{name} is {tuple(tensor.shape)}, it takes {wanted}")
+    if tensor.shape != wanted:
+        raise UnsupportedCallError(f"{operator}: {name} is {tuple(tensor.shape)}, it takes {wanted}")

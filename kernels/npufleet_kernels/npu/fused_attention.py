@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from npufleet_kernels.errors import UnsupportedCallError
 from npufleet_kernels.npu.constraints import HALF_TYPES, require, require_filled, require_shape, require_types
 
 OPERATOR = "npu_fused_infer_attention_score_v2"
@@ -216,7 +217,8 @@ def _check_tnd(query: Tensor, keys: Tensor, query_lengths: Sequence[int], length
     require(tokens <= TND_MAX_TOKENS, OPERATOR, f"{tokens} new tokens: layout TND takes up to {TND_MAX_TOKENS}")
     require(len(lengths) <= TND_MAX_SEQUENCES, OPERATOR, f"{len(lengths)} sequences: layout TND takes up to {TND_MAX_SEQUENCES}")
     require(len(query_lengths) == len(lengths), OPERATOR, f"{len(query_lengths)} query lengths for {len(lengths)} sequences")
-    require(min(query_lengths) > 0, OPERATOR, f"query lengths {list(query_lengths)}: each sequence has a new token")
+    if min(query_lengths) < 1:
+        raise UnsupportedCallError(f"{OPERATOR}: query lengths {list(query_lengths)}: each sequence has a new token")
     require(sum(query_lengths) == tokens, OPERATOR, f"query lengths add up to {sum(query_lengths)}, there are {tokens} queries")
     require(
         not causal or all(new <= length for new, length in zip(query_lengths, lengths, strict=True)),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 from npufleet_kernels.errors import UnsupportedCallError
 
 logger = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 @lru_cache(maxsize=1024)
@@ -20,3 +25,22 @@ def take_other(operation: str, path: str, error: UnsupportedCallError) -> None:
     reason = str(error)
     if not reason.endswith("is empty"):
         _say(operation, path, reason)
+
+
+def otherwise(
+    operation: str, reference: Callable[Parameters, Result]
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorates a variant of `operation`: what its operators refuse goes to `reference`, and is told."""
+
+    def decorate(variant: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @wraps(variant)
+        def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            try:
+                return variant(*args, **kwargs)
+            except UnsupportedCallError as error:
+                take_other(operation, "reference", error)
+                return reference(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -28,12 +28,11 @@ BATCHES = {
 
 
 @pytest.fixture(autouse=True)
-def paths(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    """Which other paths were taken."""
+def other_paths_are_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """In each test anew: see `said`."""
     routes._say.cache_clear()
-    found: list[str] = []
     with caplog.at_level(logging.WARNING, logger=routes.logger.name):
-        yield found
+        yield
 
 
 def said(caplog: pytest.LogCaptureFixture) -> set[str]:
