@@ -15,14 +15,15 @@ from npufleet_api.settings import EngineSettings
 from npufleet_pod.engine.changes import Added, Change
 from npufleet_pod.engine.device_choice import open_device
 from npufleet_pod.engine.loaded import LoadedEngine
+from npufleet_pod.engine.model_files import fitting_tokenizer
 from npufleet_pod.engine.request import GenerationRequest, SampledToken
 from npufleet_pod.engine.scheduler import SchedulerLimits, SchedulerPolicy
 from npufleet_pod.engine.step import Step
-from npufleet_pod.errors import ModelError, SettingsError
+from npufleet_pod.errors import DeviceError, SettingsError
 from npufleet_pod.models.architectures import ENCODER_ARCHITECTURES
 from npufleet_pod.models.config import CONFIG_FILE, read_json
 from npufleet_pod.models.encoder_config import EncoderConfig, parse_encoder_config
-from npufleet_pod.tokenizer import TextTokenizer, load_tokenizer
+from npufleet_pod.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from npufleet_pod.engine.device import Device as ComputeDevice
@@ -52,12 +53,7 @@ def inspect_encoder(settings: EngineSettings) -> EncoderFiles | None:
     config = parse_encoder_config(document)
     if settings.tensor_parallel > 1:
         raise SettingsError(f"tensorParallel: {settings.tensor_parallel} ranks, but an encoder is served by one: set it to 1")
-    tokenizer = load_tokenizer(path)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"{path}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is {config.vocab_size}: "
-            "use the tokenizer that belongs to the weights"
-        )
+    tokenizer = fitting_tokenizer(path, config.vocab_size)
     wanted = settings.max_model_length
     if wanted is not None and wanted > config.max_positions:
         raise SettingsError(f"maxModelLength: {wanted} is beyond the model's {config.max_positions} positions: lower maxModelLength")
@@ -72,6 +68,7 @@ def load_encoder_engine(settings: EngineSettings, files: EncoderFiles, keep_goin
     import torch
 
     from npufleet_kernels.dispatch import select_kernels
+    from npufleet_kernels.errors import KernelError
     from npufleet_pod.models.checkpoint import Checkpoint
     from npufleet_pod.models.dtypes import TORCH_DTYPES
     from npufleet_pod.models.encoder import load_encoder
@@ -79,8 +76,12 @@ def load_encoder_engine(settings: EngineSettings, files: EncoderFiles, keep_goin
     dtype = settings.dtype
     if dtype is Dtype.AUTO:
         dtype = Dtype.FLOAT32 if settings.device is Device.CPU else Dtype.FLOAT16
+    try:
+        kernels = select_kernels(device.torch_device.type)
+    except KernelError as error:
+        raise DeviceError(str(error)) from error
     with Checkpoint(files.path, TORCH_DTYPES[dtype], device.torch_device) as checkpoint:
-        encoder = load_encoder(files.config, checkpoint, select_kernels(device.torch_device.type))
+        encoder = load_encoder(files.config, checkpoint, kernels)
     limits = encoder_limits(settings, files.config)
     logger.info(
         "model loaded",

@@ -46,12 +46,7 @@ def inspect_model(settings: EngineSettings) -> ModelFiles:
             f"tensorParallel: {ranks} ranks, but a model with {config.heads} attention heads can be cut into {max_ranks(config)} at most: "
             "lower it, and parallelism.tensor of the AscendModel"
         )
-    tokenizer = load_tokenizer(path)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"{path}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is {config.vocab_size}: "
-            "use the tokenizer that belongs to the weights"
-        )
+    tokenizer = fitting_tokenizer(path, config.vocab_size)
     wanted = settings.max_model_length
     if wanted is not None and wanted > config.max_positions:
         raise SettingsError(
@@ -61,6 +56,17 @@ def inspect_model(settings: EngineSettings) -> ModelFiles:
     calibration = _calibration(settings, config, dtype)
     precision = plan_precision(settings.precision, dtype, config, None if calibration is None else calibration.int8_kv_heads)
     return ModelFiles(path, config, tokenizer, dtype, precision, wanted or config.max_positions, calibration)
+
+
+def fitting_tokenizer(path: Path, vocab_size: int) -> TextTokenizer:
+    """The model's tokenizer. Raises ModelError, also where it has more tokens than the model."""
+    tokenizer = load_tokenizer(path)
+    if tokenizer.vocab_size > vocab_size:
+        raise ModelError(
+            f"{path}: tokenizer.json has {tokenizer.vocab_size} tokens, config.json's vocab_size is {vocab_size}: "
+            "use the tokenizer that belongs to the weights"
+        )
+    return tokenizer
 
 
 def _calibration(settings: EngineSettings, config: DecoderConfig, dtype: Dtype) -> Calibration | None:

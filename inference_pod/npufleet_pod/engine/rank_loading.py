@@ -53,7 +53,6 @@ def take_cache(decoder: Decoder, layout: CacheLayout, device: Device) -> ZeroCop
         place,
         PageOrder.HEAD_MAJOR if place.type == "cpu" else PageOrder.PAGE_MAJOR,
         int8_heads=[len(heads) for heads in precision.int8_kv_heads],
-        write=decoder.kernels.kv_write,
-        write_int8=decoder.kernels.kv_write_int8,
         write_pair=partial(decoder.kernels.kv_write_pair, decoder.kernels),
+        write_int8=decoder.kernels.kv_write_int8,
     )

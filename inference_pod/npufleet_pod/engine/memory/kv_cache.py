@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from npufleet_kernels import kv_write, kv_write_int8
-from npufleet_kernels.dispatch import KvWrite, KvWriteInt8
+from npufleet_kernels.dispatch import KvWriteInt8
 from npufleet_kernels.head_groups import HeadGroup
 from npufleet_kernels.paged_rows import PagedRows
 from npufleet_pod.engine.memory.blocks import HierarchicalBlockTable
@@ -65,6 +65,11 @@ class _Group:
         return self.keys.rows.shape[0]
 
 
+def _write_both(key_rows: Tensor, value_rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    kv_write.reference(key_rows, slots, keys)
+    kv_write.reference(value_rows, slots, values)
+
+
 class ZeroCopyKVCache:
     """K and V of every layer. New tokens are written to their slots and nothing is moved when a sequence grows.
 
@@ -74,8 +79,8 @@ class ZeroCopyKVCache:
     On a CPU the region is host memory aligned to 128 bytes, on huge pages where there are any (`huge_pages` says which); elsewhere it is
     one tensor of the device. A sequence on adjacent pages is read through a view; only a scattered one is gathered, unless the kernel
     takes block tables. `static_buffers` (name to bytes) are laid out in the same region, for what each step fills anew. The host tier is
-    attached later: pages end to end in memory that the caller has pinned where the device wants that. `write`, `write_int8` and, if it
-    has one for both sides, `write_pair` are the device's operations. Used by one thread at a time.
+    attached later: pages end to end in memory that the caller has pinned where the device wants that. `write_pair` and `write_int8` are
+    the device's operations. Used by one thread at a time.
     Raises LayoutError if a layer has fewer heads than are to be INT8, OutOfMemoryError if the host has too little.
     """
 
@@ -90,9 +95,8 @@ class ZeroCopyKVCache:
         order: PageOrder = PageOrder.HEAD_MAJOR,
         static_buffers: Mapping[str, int] | None = None,
         int8_heads: Sequence[int] | None = None,
-        write: KvWrite = kv_write.reference,
+        write_pair: WritePair = _write_both,
         write_int8: KvWriteInt8 = kv_write_int8.reference,
-        write_pair: WritePair | None = None,
     ) -> None:
         quantised = [0] * layers if int8_heads is None else list(int8_heads)
         if len(quantised) != layers or not all(0 <= count <= kv_heads for count in quantised):
@@ -106,7 +110,7 @@ class ZeroCopyKVCache:
         self.pool = AscendMemoryPool(capacity, static_buffers=static_buffers)
         self._bytes = self._take(capacity, device)
         self._parts = [(part, self._tensor(self.pool.allocate(part.size_bytes), part.shape, part.dtype)) for part in parts]
-        self._write, self._write_int8, self._write_pair = write, write_int8, write_pair
+        self._write_pair, self._write_int8 = write_pair, write_int8
         self._layers = [self._groups_of(layer) for layer in range(layers)]
         self._host: list[Tensor] | None = None
         self.stored = self._stored()
@@ -186,14 +190,11 @@ class ZeroCopyKVCache:
         for group in self._layers[layer]:
             heads = slice(first, first + group.kv_heads)
             first = heads.stop
-            if self._write_pair is not None and group.keys.scales is None:
+            if group.keys.scales is None or group.values.scales is None:
                 self._write_pair(group.keys.rows, group.values.rows, slots, keys[:, heads], values[:, heads])
-                continue
-            for side, new in ((group.keys, keys[:, heads]), (group.values, values[:, heads])):
-                if side.scales is None:
-                    self._write(side.rows, slots, new)
-                else:
-                    self._write_int8(side.rows, side.scales, slots, new)
+            else:
+                self._write_int8(group.keys.rows, group.keys.scales, slots, keys[:, heads])
+                self._write_int8(group.values.rows, group.values.scales, slots, values[:, heads])
 
     def groups(self, layer: int, places: Sequence[Place]) -> list[HeadGroup]:
         """What lies at each sequence's place, by groups of heads: views of ranges, copies of scattered slots."""
