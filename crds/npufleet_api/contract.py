@@ -79,6 +79,8 @@ TIMEOUT_HEADER = "x-npufleet-timeout-ms"
 """How long a request may take in all at its replica, in milliseconds; then it is given up."""
 DRAINING_HEADER = "x-npufleet-draining"
 """Set on the 503 by which a draining engine refuses new work: nothing was done, send it elsewhere."""
+DRAINING_CODE = "draining"
+"""Code of that error, also where it comes as the event of a stream that had heard heartbeats alone."""
 
 
 class EngineState(StrEnum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic import Field, StringConstraints
 
+from npufleet_api.schema import ApiModel, Digest
 from npufleet_api.settings import Name, SettingsModel
 
 FETCH_CONTAINER = "fetch"
@@ -26,7 +26,6 @@ SOURCE_REVISION_ENV = "NPUFLEET_SOURCE_REVISION"
 IN_USE_FILE = ".in-use"
 """In a published model: whoever holds a shared lock on it uses the model."""
 
-Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$", min_length=71, max_length=71)]
 Figure = Annotated[int, Field(ge=0, le=2**62)]
 
 
@@ -70,11 +69,7 @@ class FetchSettings(SettingsModel):
     part_mi: int = Field(default=128, ge=1, le=4096, description="MiB of one range.")
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-
-
-class FetchProgress(_Message):
+class FetchProgress(ApiModel):
     """Answer of `GET /fetch`."""
 
     phase: FetchPhase = FetchPhase.LISTING
@@ -84,7 +79,7 @@ class FetchProgress(_Message):
     seconds_left: Figure | None = None
 
 
-class FetchOutcome(_Message):
+class FetchOutcome(ApiModel):
     """The fetch container's termination message: `reason` and `message` where it failed, else what was fetched."""
 
     reason: FetchReason | None = None

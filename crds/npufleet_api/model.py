@@ -15,11 +15,14 @@ from npufleet_api.schema import (
     LIST_SET,
     ApiModel,
     Change,
+    Digest,
     DnsLabel,
     DnsSubdomain,
+    EndpointUrl,
     ImageRef,
     Percent,
     Quantity,
+    Region,
     Text,
     Timestamp,
     cel,
@@ -27,7 +30,7 @@ from npufleet_api.schema import (
     spec_field,
     validations,
 )
-from npufleet_api.sources import ENDPOINT_URL, URI_RULES
+from npufleet_api.sources import URI_RULES
 
 _CEL_RULES = {scheme: rule.replace("\\", "\\\\") for scheme, rule in URI_RULES.items()}
 
@@ -153,12 +156,10 @@ class ModelSource(ApiModel):
         Change.ROLLS,
         default=None,
     )
-    endpoint: Annotated[str, StringConstraints(min_length=8, max_length=253, pattern=ENDPOINT_URL)] | None = spec_field(
+    endpoint: EndpointUrl | None = spec_field(
         "Base URL of a mirror of the hub, or of the S3 service; the pool's, else the public one by default.", Change.ROLLS, default=None
     )
-    region: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9][-a-z0-9]*$")] | None = spec_field(
-        "Region of the bucket.", Change.ROLLS, default=None
-    )
+    region: Region | None = spec_field("Region of the bucket.", Change.ROLLS, default=None)
     files: list[Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\s][^\s]*$")]] = spec_field(
         'Globs that narrow the weights, where a source has several, such as ["*Q4_K_M.gguf"].',
         Change.ROLLS,
@@ -166,7 +167,7 @@ class ModelSource(ApiModel):
         max_length=16,
         json_schema_extra=LIST_SET,
     )
-    digest: Annotated[str, StringConstraints(min_length=71, max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = spec_field(
+    digest: Digest | None = spec_field(
         "Digest that the fetched files must have, as status.source.digest shows it.", Change.ROLLS, default=None
     )
 

@@ -16,11 +16,13 @@ from npufleet_api.schema import (
     Change,
     DnsLabel,
     DnsSubdomain,
+    EndpointUrl,
     ImageRef,
     LabelKey,
     Labels,
     LabelValue,
     Percent,
+    Region,
     Text,
     Timestamp,
     cel,
@@ -28,7 +30,6 @@ from npufleet_api.schema import (
     spec_field,
     validations,
 )
-from npufleet_api.sources import ENDPOINT_URL
 
 
 class PoolMode(StrEnum):
@@ -227,8 +228,8 @@ class SourceEndpoint(ApiModel):
     """Where sources of one kind are reached: a mirror of a hub, or a site's object store."""
 
     scheme: EndpointScheme
-    url: Annotated[str, StringConstraints(min_length=8, max_length=253, pattern=ENDPOINT_URL)]
-    region: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9][-a-z0-9]*$")] | None = None
+    url: EndpointUrl
+    region: Region | None = None
 
 
 class ModelCache(ApiModel):

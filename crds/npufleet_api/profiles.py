@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from npufleet_api.model import BlockSize, EngineProfile, Preemption, SchedulingPolicy
+from npufleet_api.model import BlockSize, EngineOverrides, EngineProfile, Preemption, SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,9 @@ PROFILES: Mapping[EngineProfile, ProfileDefaults] = {
         scheduling_policy=SchedulingPolicy.LATENCY_OPTIMISED,
     ),
 }
+
+
+def step_limits(engine: EngineOverrides) -> tuple[int, int]:
+    """Most sequences and most tokens of a step: the model's own, else its profile's."""
+    profile = PROFILES[engine.profile]
+    return engine.max_num_sequences or profile.max_num_sequences, engine.max_num_batched_tokens or profile.max_num_batched_tokens

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 HUB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 URI_RULES = {
@@ -18,9 +19,6 @@ URI_RULES = {
     "pvc": r"^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/\s]+)*/?$",
 }
 """Form of an address, by scheme. RE2 as well as Python reads them."""
-
-ENDPOINT_URL = r"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[-A-Za-z0-9._~/]*)?$"
-"""Base URL without credentials, query or fragment."""
 
 COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -69,6 +67,7 @@ class ModelUri:
         return self.scheme in FETCHED
 
 
+@lru_cache(maxsize=4096)
 def parse_uri(text: str) -> ModelUri:
     """The address `text`. Raises ValueError with the form that is expected."""
     scheme, separator, location = text.partition("://")

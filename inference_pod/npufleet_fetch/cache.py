@@ -27,7 +27,7 @@ from npufleet_api.fetching import IN_USE_FILE, FetchSettings
 from npufleet_fetch.checksums import content_digest, sums_of
 from npufleet_fetch.disk import at
 from npufleet_fetch.eviction import GRACE_SECONDS, Held, choose_victims
-from npufleet_fetch.files import RemoteFile
+from npufleet_fetch.files import MAX_FILES, RemoteFile
 from npufleet_fetch.staging import FILES
 
 MANIFEST_FILE = ".npufleet.json"
@@ -53,7 +53,7 @@ class Manifest(BaseModel):
     uri: str
     revision: str
     digest: str
-    files: list[CachedFile] = Field(max_length=10_000)
+    files: list[CachedFile] = Field(max_length=MAX_FILES)
 
     @property
     def bytes(self) -> int:

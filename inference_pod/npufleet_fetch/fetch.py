@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npufleet_api.fetching import FetchOutcome, FetchPhase, FetchSettings
-from npufleet_api.sources import COMMIT, HUBS, parse_uri
+from npufleet_api.sources import is_pinned, known_uri
 from npufleet_fetch.cache import Cache, Manifest, Published, cache_key, link
 from npufleet_fetch.errors import FetchError, SourceCorruptError
 from npufleet_fetch.files import Listing, RemoteFile
@@ -80,8 +80,8 @@ async def fetch_model(
 
 def _commit(settings: FetchSettings) -> str:
     """The revision, where it can only ever name one content."""
-    pinned = settings.revision is not None and COMMIT.fullmatch(settings.revision) and parse_uri(settings.uri).scheme in HUBS
-    return settings.revision or "" if pinned else ""
+    uri = known_uri(settings.uri)
+    return settings.revision or "" if uri is not None and is_pinned(uri, settings.revision, None) else ""
 
 
 async def _bring(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from npufleet_fetch.errors import SourceRefusedError
@@ -31,7 +31,7 @@ class Listing:
     """What a source has under one revision. `revision` names exactly this content for ever."""
 
     revision: str
-    files: tuple[RemoteFile, ...] = field(default=())
+    files: tuple[RemoteFile, ...]
 
 
 def checked_path(path: str) -> str:

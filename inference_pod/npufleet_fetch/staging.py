@@ -118,10 +118,7 @@ class StagedFile:
 
     def _write_journal(self) -> None:
         with self._journal_lock:
-            self._replace_journal()
-
-    def _replace_journal(self) -> None:
-        content = {"identity": self._identity(), "done": sorted(self.done), "sha256": self.sha256}
-        fresh = self._journal.with_suffix(".new")
-        fresh.write_text(json.dumps(content))
-        fresh.replace(self._journal)
+            content = {"identity": self._identity(), "done": sorted(self.done), "sha256": self.sha256}
+            fresh = self._journal.with_suffix(".new")
+            fresh.write_text(json.dumps(content))
+            fresh.replace(self._journal)

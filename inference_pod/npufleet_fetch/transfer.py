@@ -118,15 +118,7 @@ class Transfer:
         while at < part.end:
             before = at
             try:
-                at = await self._read(one, at, part)
-                if at < part.end:
-                    raise _ShortError(f"{one.file.path}: ended after {at} of {part.end} bytes")
-            except TransientError as error:
-                at = getattr(error, "reached", at)
-                attempt = 0 if at - before >= PROGRESS_BYTES else attempt + 1
-                if attempt >= ATTEMPTS:
-                    raise _given_up(error, attempt) from error
-                await self._wait(attempt, error)
+                at, broken = await self._read(one, at, part)
             except NoRangesError:
                 restarts += 1
                 if at == part.start or (part.start, part.end) != (0, one.file.size) or restarts >= ATTEMPTS:
@@ -134,10 +126,17 @@ class Transfer:
                 # Only whole files are sent: what broke begins anew.
                 self._meter.add(part.start - at)
                 at = part.start
+                continue
+            if broken is None and at < part.end:
+                broken = _ShortError(f"{one.file.path}: ended after {at} of {part.end} bytes")
+            if broken is not None:
+                attempt = 0 if at - before >= PROGRESS_BYTES else attempt + 1
+                await _before_another(attempt, broken, self._pause)
 
-    async def _read(self, one: StagedFile, at: int, part: Part) -> int:
-        """How far the range came. A TransientError carries that as `reached`."""
+    async def _read(self, one: StagedFile, at: int, part: Part) -> tuple[int, TransientError | None]:
+        """How far the range came, and what broke it."""
         held = bytearray()
+        broken: TransientError | None = None
         pieces = self._source.read(one.file, at, part.end)
         try:
             async with aclosing(pieces) as stream:  # type: ignore[type-var]  # every source's `read` is an async generator
@@ -147,10 +146,9 @@ class Transfer:
                         raise SourceCorruptError(f"{one.file.path}: the source sends more than the {one.file.size} bytes that it lists")
                     if len(held) >= WRITE_BYTES:
                         at, held = await self._put(one, at, held), bytearray()
-            return await self._put(one, at, held)
         except TransientError as error:
-            error.reached = await self._put(one, at, held)  # type: ignore[attr-defined]  # read by _range
-            raise
+            broken = error
+        return await self._put(one, at, held), broken
 
     async def _put(self, one: StagedFile, at: int, held: bytearray) -> int:
         if held:
@@ -180,10 +178,6 @@ class Transfer:
             for index in one.missing():
                 await self._part(one, index)
 
-    async def _wait(self, attempt: int, error: TransientError) -> None:
-        logger.warning("trying again", extra={"attempt": attempt, "error": str(error)})
-        await self._pause(pause_seconds(attempt, error))
-
     async def _disk(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(work)
@@ -206,10 +200,15 @@ async def with_attempts(work: Callable[[], Awaitable[T]], pause: Pause = asyncio
             return await work()
         except TransientError as error:
             attempt += 1
-            if attempt >= ATTEMPTS:
-                raise _given_up(error, attempt) from error
-            logger.warning("trying again", extra={"attempt": attempt, "error": str(error)})
-            await pause(pause_seconds(attempt, error))
+            await _before_another(attempt, error, pause)
+
+
+async def _before_another(attempt: int, error: TransientError, pause: Pause) -> None:
+    """Wait as long as another attempt should. Raises FetchError where there were ATTEMPTS of them."""
+    if attempt >= ATTEMPTS:
+        raise _given_up(error, attempt) from error
+    logger.warning("trying again", extra={"attempt": attempt, "error": str(error)})
+    await pause(pause_seconds(attempt, error))
 
 
 def _given_up(error: TransientError, attempts: int) -> FetchError:

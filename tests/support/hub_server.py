@@ -27,7 +27,6 @@ class Fault:
     short_by: int = 0
     """The answer says, and has, fewer bytes than were asked for."""
     ignore_range: bool = False
-    delay_seconds: float = 0
     hold: asyncio.Event | None = None
     """The answer stops in its middle until this is set."""
     chunk_delay_seconds: float = 0
@@ -70,10 +69,6 @@ class Hub:
         if waiting := self.faults.get(path):
             return waiting.pop(0)
         return self.always.get(path)
-
-    def bytes_sent_for(self, path: str) -> int:
-        """Requests for the content of a file."""
-        return sum(1 for line in self.requests if line.endswith(path))
 
 
 @asynccontextmanager
@@ -216,8 +211,6 @@ async def _send(hub: Hub, request: web.Request, path: str, data: bytes) -> web.S
 async def send_bytes(found: Fault | None, request: web.Request, data: bytes, more: dict[str, str]) -> web.StreamResponse:
     """The range that was asked for, or what the fault makes of it."""
     fault = found or Fault()
-    if fault.delay_seconds:
-        await asyncio.sleep(fault.delay_seconds)
     if fault.status:
         return web.Response(status=fault.status, headers=fault.headers)
     part = request.http_range

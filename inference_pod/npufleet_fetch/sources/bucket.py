@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -31,27 +32,24 @@ class BucketSource:
         self._where = f"model.uri: {scheme}://{bucket}/{prefix}"
         self._prefix = prefix.strip("/")
         self._credentials = keys is not None
-        options: dict[str, Any] = {
-            "endpoint": endpoint or default_endpoint(scheme, region),
-            "region": region or "us-east-1",
-            "virtual_hosted_style_request": scheme is Scheme.OBS and endpoint is None,
-        }
-        if scheme is Scheme.OBS and endpoint is None:
-            options["endpoint"] = f"https://{bucket}.obs.{region}.myhuaweicloud.com"
+        address = endpoint or default_endpoint(scheme, region)
+        bucket_in_host = scheme is Scheme.OBS and endpoint is None
+        options: dict[str, Any] = {"region": region or "us-east-1", "virtual_hosted_style_request": bucket_in_host}
+        if address is not None:
+            options["endpoint"] = address.replace("://", f"://{bucket}.", 1) if bucket_in_host else address
         if keys is None:
             options["skip_signature"] = True
         else:
             options |= {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
             if keys.session_token:
                 options["session_token"] = keys.session_token
-        plain = str(options["endpoint"] or "").startswith("http://")
         client: Any = {
-            "allow_http": plain,
+            "allow_http": address is not None and address.startswith("http://"),
             "timeout": timedelta(hours=24),
             "connect_timeout": timedelta(seconds=30),
             "read_timeout": timedelta(seconds=60),
         }
-        self._store = S3Store(bucket, client_options=client, retry_config=NO_RETRY, **{k: v for k, v in options.items() if v is not None})
+        self._store = S3Store(bucket, client_options=client, retry_config=NO_RETRY, **options)
 
     async def list(self) -> Listing:
         """See Source."""
@@ -70,7 +68,7 @@ class BucketSource:
             raise self._meaning(error, self._where) from error
         if not found:
             raise SourceNotFoundError(f"{self._where}: nothing is there: correct the bucket or the path")
-        files = tuple(RemoteFile(f.path, f.size, sha256=sums.get(f.path, ""), version=f.version) for f in found)
+        files = tuple(replace(f, sha256=sums.get(f.path, "")) for f in found)
         return Listing(content_name(files), files)
 
     async def _sums(self, files: Sequence[RemoteFile]) -> dict[str, str]:
@@ -98,11 +96,11 @@ class BucketSource:
 
     def _meaning(self, error: BaseError, what: str) -> Exception:
         """What the client's error means. Its text is not passed on: it may quote a signed request."""
-        if isinstance(error, NotFoundError) or _status(error) == 404:
+        status = _status(error)
+        if isinstance(error, NotFoundError) or status == 404:
             return SourceNotFoundError(f"{what}: there is no such bucket or object: correct model.uri, model.endpoint or model.region")
         if isinstance(error, PreconditionError):
             return SourceCorruptError(f"{what} changed while it was read: upload models under a path of their own")
-        status = _status(error)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
             remedy = (
                 "the keys in model.secretRef may not read it" if self._credentials else "name a Secret with its keys in model.secretRef"
