@@ -12,20 +12,11 @@ from npufleet_api.report import DataState, TrafficBucket, TrafficHistory, Utilis
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.observed import TrafficView
 from support.fleet import DRAIN_SECONDS, Fleet, is_quiet, model_spec, node, pool_spec
-from support.load import Load, elastic_spec, put_load, run
+from support.load import Load, elastic_spec, loaded, put_load, run
 
 COOLDOWN = 120
 NOTHING_MEASURED = {"ttft_p50_ms": None, "ttft_p95_ms": None, "tpot_p50_ms": None, "tpot_p95_ms": None}
 CHAT_ONLY = pool_spec(classes=[{"name": "chat"}])
-
-
-def loaded(in_flight: int, seconds: int = 60, **spec: object) -> Fleet:
-    """One elastic model `tiny` that has had this load for a while."""
-    fleet = Fleet(pool=CHAT_ONLY)
-    fleet.add_model("tiny", elastic_spec(**spec))  # type: ignore[arg-type]  # keyword arguments of elastic_spec
-    run(fleet, {}, 15)
-    run(fleet, {"tiny": Load(in_flight)}, seconds)
-    return fleet
 
 
 def replicas(fleet: Fleet, name: str = "tiny") -> int:

@@ -19,7 +19,7 @@ from npufleet_operator.core.observed import TrafficView
 from npufleet_operator.core.plan import make_plan
 from npufleet_operator.shell.parse import pool_view
 from support.fleet import RESOURCE, START, Fleet, is_quiet, model_spec, node, pool_spec
-from support.load import Load, elastic_spec, put_load, run
+from support.load import Load, loaded, put_load
 
 CHAT = {"name": "chat", "priority": 3, "minPercent": 20, "maxPercent": 50}
 CODE = {"name": "code", "priority": 1, "minPercent": 10}
@@ -137,19 +137,16 @@ REFUSED: dict[str, Change] = {
 }
 
 
-def loaded() -> tuple[Fleet, GatewayReport]:
+def reported() -> tuple[Fleet, GatewayReport]:
     """Four replicas under a load that needs them, and what their gateway reports."""
-    fleet = Fleet(pool=pool_spec(classes=[{"name": "chat"}]))
-    fleet.add_model("tiny", elastic_spec())
-    run(fleet, {}, 15)
-    run(fleet, {"tiny": Load(35)}, 400)
+    fleet = loaded(35, 400)
     (report,) = fleet.traffic.reports
     return fleet, report
 
 
 @pytest.mark.parametrize("lie", REFUSED.values(), ids=REFUSED)
 def test_a_figure_that_cannot_be_is_refused_at_the_border_and_takes_nothing_away(lie: Change) -> None:
-    fleet, report = loaded()
+    fleet, report = reported()
     raw = json.loads(report.model_dump_json())
     lie(raw)
     with pytest.raises(ReportError):
@@ -178,7 +175,7 @@ BELIEVED: dict[str, Change] = {
 
 @pytest.mark.parametrize("lie", BELIEVED.values(), ids=BELIEVED)
 def test_a_lie_that_passes_the_border_takes_nothing_away_and_adds_within_bounds(lie: Change) -> None:
-    fleet, report = loaded()
+    fleet, report = reported()
     before = {pod.uid for pod in fleet.of("tiny")}
     for _ in range(40):
         raw = json.loads(report.model_copy(update={"time_unix": fleet.now.timestamp()}).model_dump_json())
@@ -219,7 +216,7 @@ def test_whatever_the_classes_say_a_plan_is_made_and_no_replica_goes(
 
 
 def test_loads_are_told_again_after_a_lie() -> None:
-    fleet, report = loaded()
+    fleet, report = reported()
     fleet.traffic = TrafficView(DataState.FRESH, (report.model_copy(update={"time_unix": START.timestamp() - 86400}),))
     assert [c.reason for c in fleet.step(10).choices] == [Reason.HOLD_NO_DATA]
     put_load(fleet, {"tiny": Load(35)})

@@ -11,18 +11,9 @@ from npufleet_api.report import DataState
 from npufleet_operator.core.actions import Plan
 from npufleet_operator.core.observed import EngineProbe, TrafficView
 from support.fleet import DRAIN_SECONDS, RESOURCE, Fleet, is_quiet, model_spec, node, pool_spec
-from support.load import Load, elastic_spec, put_load, run
+from support.load import Load, elastic_spec, loaded, put_load, run
 
 CHAT_ONLY = pool_spec(classes=[{"name": "chat"}])
-
-
-def elastic(in_flight: int = 0, seconds: int = 60, **spec: object) -> Fleet:
-    """One elastic model under a load."""
-    fleet = Fleet(pool=CHAT_ONLY)
-    fleet.add_model("tiny", elastic_spec(**spec))  # type: ignore[arg-type]  # keyword arguments of elastic_spec
-    run(fleet, {}, 15)
-    run(fleet, {"tiny": Load(in_flight)}, seconds)
-    return fleet
 
 
 def granted(fleet: Fleet) -> int:
@@ -37,7 +28,7 @@ def reasons(plans: list[Plan]) -> list[str]:
 
 def test_the_same_deficit_is_not_filled_again_while_replicas_load() -> None:
     # aibrix 2670: 2, 4, 8, 16 replicas while pods were loading
-    fleet = elastic(5)
+    fleet = loaded(5)
     fleet.auto_ready = False
     plans = run(fleet, {"tiny": Load(15)}, 30)
     assert granted(fleet) == 3, "15 requests, of which a replica was seen to carry 5"
@@ -46,7 +37,7 @@ def test_the_same_deficit_is_not_filled_again_while_replicas_load() -> None:
 
 def test_replicas_that_never_get_to_serve_are_added_ever_more_slowly() -> None:
     # aibrix 2670 and dynamo 14251 between them: neither doubled nor frozen
-    fleet = elastic(5)
+    fleet = loaded(5)
     fleet.auto_ready = False
     run(fleet, {"tiny": Load(15)}, 300)
     assert 3 < granted(fleet) <= 6
@@ -54,7 +45,7 @@ def test_replicas_that_never_get_to_serve_are_added_ever_more_slowly() -> None:
 
 def test_a_replica_whose_files_still_come_is_not_joined_by_others() -> None:
     # aibrix 2670 again: a first fetch of 145 GB takes far longer than a start from the cache
-    fleet = elastic(5)
+    fleet = loaded(5)
     fleet.auto_ready = False
     for _ in range(60):
         fleet.pods = {uid: pod if pod.engine_ready else replace(pod, fetching=True) for uid, pod in fleet.pods.items()}
@@ -64,7 +55,7 @@ def test_a_replica_whose_files_still_come_is_not_joined_by_others() -> None:
 
 def test_replicas_go_within_a_bounded_time_once_the_load_has_ended() -> None:
     # aibrix 1159: delayed by half an hour
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     surplus = granted(fleet) - 1
     run(fleet, {}, surplus * (120 + 15) + DRAIN_SECONDS)
     assert len(fleet.of("tiny")) == 1
@@ -72,7 +63,7 @@ def test_replicas_go_within_a_bounded_time_once_the_load_has_ended() -> None:
 
 def test_nobody_else_can_write_the_number_of_replicas() -> None:
     # aibrix 1661: two writers of one field
-    fleet = elastic(5)
+    fleet = loaded(5)
     for manifest in fleet.plan().objects:
         if manifest["metadata"].get("ownerReferences"):
             assert "replicas" not in manifest.get("spec", {})
@@ -81,7 +72,7 @@ def test_nobody_else_can_write_the_number_of_replicas() -> None:
 
 def test_a_request_at_zero_replicas_wakes_the_model() -> None:
     # aibrix 476: the request failed; GIE 2117: it waited for ever
-    fleet = elastic(0, 300, least=0)
+    fleet = loaded(0, 300, least=0)
     assert granted(fleet) == 0
     run(fleet, {"tiny": Load(1)}, 30)
     assert fleet.condition("tiny", "Available")[0] == "True"
@@ -89,7 +80,7 @@ def test_a_request_at_zero_replicas_wakes_the_model() -> None:
 
 def test_a_request_that_was_turned_away_at_zero_wakes_the_model_too() -> None:
     # keda 7239: a fallback that never left 0
-    fleet = elastic(0, 300, least=0)
+    fleet = loaded(0, 300, least=0)
     put_load(fleet, {})
     (report,) = fleet.traffic.reports
     turned_away = report.models[0].outcomes.model_copy(update={"no_replica": 1})
@@ -100,7 +91,7 @@ def test_a_request_that_was_turned_away_at_zero_wakes_the_model_too() -> None:
 
 def test_one_unready_replica_does_not_blind_scaling() -> None:
     # kthena 1403: all metrics discarded because of one pod
-    fleet = elastic(15, 300)
+    fleet = loaded(15, 300)
     assert granted(fleet) == 2
     fleet.auto_ready = False
     sick = fleet.of("tiny")[0]
@@ -111,7 +102,7 @@ def test_one_unready_replica_does_not_blind_scaling() -> None:
 
 def test_scaling_down_drains_before_it_deletes() -> None:
     # kthena 1589: requests interrupted
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     fleet.busy = {pod.uid for pod in fleet.of("tiny")}
     plans = run(fleet, {"tiny": Load(4)}, DRAIN_SECONDS - 10, step=1)
     assert any(plan.drains for plan in plans)
@@ -128,7 +119,7 @@ def test_a_replica_has_the_whole_drain_to_finish_and_more() -> None:
 
 def test_a_pod_that_cannot_be_scheduled_does_not_freeze_scaling() -> None:
     # dynamo 14251: frozen for over an hour
-    fleet = elastic(15, 300)
+    fleet = loaded(15, 300)
     stuck = replace(
         fleet.of("tiny")[0], uid="stuck", name="tiny-stuck-9", node="", engine_ready=False, engine_started=False, ready_since=None,
         scheduling_message="0/1 nodes are available: insufficient cpu", created=fleet.now,
@@ -161,21 +152,21 @@ def test_moves_between_models_never_pass_the_supply() -> None:
 
 def test_two_planners_that_see_the_same_decide_the_same() -> None:
     # dynamo 7416: replicas judged the budget on different state
-    fleet = elastic(35, 60)
+    fleet = loaded(35, 60)
     put_load(fleet, {"tiny": Load(35)})
     assert fleet.plan() == fleet.plan()
 
 
 def test_every_plan_names_all_children_so_that_an_edit_is_repaired() -> None:
     # dynamo 4420: an edited child was never repaired
-    fleet = elastic(5)
+    fleet = loaded(5)
     first = {(m["kind"], m["metadata"]["name"]) for m in fleet.step().objects}
     assert {(m["kind"], m["metadata"]["name"]) for m in fleet.step().objects} == first
 
 
 def test_without_metrics_the_minimum_still_holds() -> None:
     # dynamo 14575: an early return skipped the clamp
-    fleet = elastic(5)
+    fleet = loaded(5)
     fleet.traffic = TrafficView()
     fleet.add_model("tiny", elastic_spec(least=3))
     fleet.step()
@@ -184,7 +175,7 @@ def test_without_metrics_the_minimum_still_holds() -> None:
 
 def test_what_is_said_of_deleted_pods_is_not_counted() -> None:
     # llm-d-autoscaling 368: phantom load scaled up
-    fleet = elastic(5)
+    fleet = loaded(5)
     put_load(fleet, {"tiny": Load(200)})
     phantom = fleet.traffic
     (report,) = phantom.reports
@@ -200,7 +191,7 @@ def test_what_is_said_of_deleted_pods_is_not_counted() -> None:
 
 def test_reports_of_another_name_are_no_data_and_it_is_said() -> None:
     # llm-d 2310: labels that did not match left the autoscaler inert, and the object said Ready
-    fleet = elastic(5)
+    fleet = loaded(5)
     put_load(fleet, {"tiny": Load(200)})
     (report,) = fleet.traffic.reports
     other = report.models[0].model_copy(update={"name": "other"})
@@ -212,7 +203,7 @@ def test_reports_of_another_name_are_no_data_and_it_is_said() -> None:
 
 def test_no_report_is_not_read_as_no_load() -> None:
     # keda 3065: an empty answer was read as 0, and the peak was scaled to the minimum
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     for _ in range(100):
         fleet.traffic = TrafficView()
         assert is_quiet(fleet.step(10))
@@ -221,7 +212,7 @@ def test_no_report_is_not_read_as_no_load() -> None:
 
 def test_a_gateway_that_has_just_started_has_not_seen_an_idle_window() -> None:
     # keda 3065, kubeai 383: counters that begin anew look like silence
-    fleet = elastic(5, 300, least=0)
+    fleet = loaded(5, 300, least=0)
     put_load(fleet, {})
     (report,) = fleet.traffic.reports
     young = report.models[0].model_copy(update={"last_request_age_seconds": None})
@@ -231,7 +222,7 @@ def test_a_gateway_that_has_just_started_has_not_seen_an_idle_window() -> None:
 
 def test_surge_replicas_of_a_rollout_are_not_counted_as_a_new_base() -> None:
     # kubernetes 84142, 72775: 383 replicas became 664
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     fleet.add_model("tiny", elastic_spec(engine={"maxNumSequences": 7}))
     peak = 0
     for _ in range(100):
@@ -245,7 +236,7 @@ def test_surge_replicas_of_a_rollout_are_not_counted_as_a_new_base() -> None:
 
 def test_after_a_restart_without_a_request_replicas_still_go() -> None:
     # kubeai 383; knative 3153
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     model = fleet.models[("team", "tiny")]
     fleet.models[("team", "tiny")] = replace(model, status=type(model.status)())
     run(fleet, {}, 1000)
@@ -254,7 +245,7 @@ def test_after_a_restart_without_a_request_replicas_still_go() -> None:
 
 def test_the_end_of_a_burst_takes_no_more_than_what_is_left_needs() -> None:
     # knative 3153: a bad decision on leaving panic
-    fleet = elastic(15, 300)
+    fleet = loaded(15, 300)
     steady = granted(fleet)
     run(fleet, {"tiny": Load(70)}, 120)
     peak = lowest = granted(fleet)
@@ -268,7 +259,7 @@ def test_the_end_of_a_burst_takes_no_more_than_what_is_left_needs() -> None:
 
 def test_a_request_that_is_held_at_zero_stays_demand_until_a_replica_serves() -> None:
     # GIE 2117: requests queued at zero were never dispatched
-    fleet = elastic(0, 300, least=0)
+    fleet = loaded(0, 300, least=0)
     fleet.auto_ready = False
     run(fleet, {"tiny": Load(1)}, 900)
     assert granted(fleet) >= 1
@@ -292,7 +283,7 @@ def test_an_optional_kind_that_the_cluster_lacks_stops_nothing() -> None:
 
 def test_scaling_that_is_inert_says_so_while_it_lasts() -> None:
     # llm-d 2310: the object stayed Ready and nobody could see that nothing was decided
-    fleet = elastic(5)
+    fleet = loaded(5)
     fleet.traffic = TrafficView()
     fleet.step()
     fleet.step()
@@ -331,7 +322,7 @@ def test_borrower_and_lender_do_not_preempt_each_other_for_ever() -> None:
 
 def test_a_change_of_the_spec_keeps_the_number_of_replicas() -> None:
     # nim-operator 681: an update reset an autoscaled workload to 1; ome 425: one missing optional kind stopped everything
-    fleet = elastic(35, 400)
+    fleet = loaded(35, 400)
     fleet.add_model("tiny", elastic_spec(slo={"ttftMilliseconds": 999, "tpotMilliseconds": 50}))
     put_load(fleet, {"tiny": Load(35)})
     plan = fleet.step()

@@ -92,7 +92,7 @@ class FleetMachine(RuleBasedStateMachine):
     def step(self, seconds: float) -> None:
         fleet = self.fleet
         before = {cls: fleet.charged(cls) for cls in CLASSES}
-        total = self._charged_to_supply()
+        total = fleet.charged_to_supply()
         ready = {model.uid: sum(p.engine_ready for p in fleet.pods.values() if p.owner_uid == model.uid) for model in fleet.models.values()}
         plan = fleet.plan()
         fleet.apply(plan)
@@ -104,17 +104,12 @@ class FleetMachine(RuleBasedStateMachine):
         """No action takes a class over its ceiling or the pool over its supply."""
         assert plan.pool_status is not None
         if plan.creates:
-            assert self._charged_to_supply() <= max(total, plan.pool_status.supply), "over supply"
+            assert self.fleet.charged_to_supply() <= max(total, plan.pool_status.supply), "over supply"
         pool = self.fleet.pool
         assert pool is not None
         for workload_class in pool.classes:
             _, ceiling = class_bounds(workload_class, plan.pool_status.nominal)
             assert self.fleet.charged(workload_class.name) <= max(before[workload_class.name], ceiling), "over ceiling"
-
-    def _charged_to_supply(self) -> int:
-        """NPUs held on usable nodes or not placed yet; what a lost node holds is not taken from the supply."""
-        usable = {name for name, view in self.fleet.nodes.items() if view.ready and view.schedulable}
-        return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
 
     def _rollouts_keep_serving(self, plan: Plan, ready: dict[str, int]) -> None:
         """A rollout never takes the last serving replica away, unless Recreate is chosen. A claim to a guarantee may, of a borrower."""

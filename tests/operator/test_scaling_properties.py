@@ -140,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
         fleet = self.fleet
         self._report()
         before = {cls: fleet.charged(cls) for cls in CLASSES}
-        supply_used = self._charged_to_supply()
+        supply_used = fleet.charged_to_supply()
         base = {key: model.status.desired_replicas for key, model in fleet.models.items()}
         known = {key: model.status.observed_generation == model.generation for key, model in fleet.models.items()}
         plan = fleet.plan()
@@ -191,17 +191,12 @@ class PoolMachine(RuleBasedStateMachine):
         for drain in plan.drains:
             self.drains.setdefault(drain.pod.uid, self.fleet.uptime)
 
-    def _charged_to_supply(self) -> int:
-        """NPUs held on usable nodes or not placed yet; what a lost node holds is not taken from the supply."""
-        usable = {name for name, view in self.fleet.nodes.items() if view.ready and view.schedulable}
-        return sum(pod.requests[RESOURCE] for pod in self.fleet.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
-
     def _bounds_hold(self, plan: Plan, before: dict[str, int], supply_used: int) -> None:
         """No action takes a class over its ceiling or the pool over its supply."""
         assert plan.pool_status is not None
         assert self.fleet.pool is not None
         if plan.creates:
-            assert self._charged_to_supply() <= max(supply_used, plan.pool_status.supply), "over supply"
+            assert self.fleet.charged_to_supply() <= max(supply_used, plan.pool_status.supply), "over supply"
         for workload_class in self.fleet.pool.classes:
             _, ceiling = class_bounds(workload_class, plan.pool_status.nominal)
             assert self.fleet.charged(workload_class.name) <= max(before[workload_class.name], ceiling), "over ceiling"

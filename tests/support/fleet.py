@@ -215,6 +215,11 @@ class Fleet:
             if not pod.finished and (workload_class is None or pod.labels.get("npufleet.dev/workload-class") == workload_class)
         )
 
+    def charged_to_supply(self) -> int:
+        """NPUs held on usable nodes or not placed yet; what a lost node holds is not taken from the supply."""
+        usable = {name for name, view in self.nodes.items() if view.ready and view.schedulable}
+        return sum(pod.requests[RESOURCE] for pod in self.pods.values() if not pod.finished and (pod.node in usable or not pod.node))
+
     def of(self, name: str, namespace: str = "team") -> list[PodView]:
         """Pods of one model, by name."""
         return sorted((p for p in self.pods.values() if p.owner_uid == f"model-{namespace}-{name}"), key=lambda p: p.name)

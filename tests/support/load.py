@@ -20,7 +20,7 @@ from npufleet_api.report import (
     Utilisation,
 )
 from npufleet_operator.core.observed import ModelView, PodView, TrafficView
-from support.fleet import Fleet, model_spec
+from support.fleet import Fleet, model_spec, pool_spec
 
 TTFT_TARGET_MS = 1000
 TPOT_TARGET_MS = 50
@@ -66,6 +66,15 @@ def run(fleet: Fleet, loads: Mapping[str, Load], seconds: int, step: float = 5.0
         plans.append(fleet.step(step))
     put_load(fleet, loads)
     return plans
+
+
+def loaded(in_flight: int, seconds: int = 60, **spec: Any) -> Fleet:
+    """One elastic model `tiny`, alone in its pool, that has had this load for a while."""
+    fleet = Fleet(pool=pool_spec(classes=[{"name": "chat"}]))
+    fleet.add_model("tiny", elastic_spec(**spec))
+    run(fleet, {}, 15)
+    run(fleet, {"tiny": Load(in_flight)}, seconds)
+    return fleet
 
 
 def _traffic(fleet: Fleet, model: ModelView, load: Load) -> ModelTraffic:

@@ -54,15 +54,6 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Stake:
-    """What a model's clients would lose with one of its replicas, and whether one may be taken for others to gain."""
-
-    worth: Worth | None = None
-    rests: bool = False
-    """Nothing of it was moved lately, nothing moves, and it has more replicas than it may not lose."""
-
-
-@dataclass(frozen=True, slots=True)
 class Holding:
     """A replica that stays, as a possible victim."""
 
@@ -127,11 +118,12 @@ class DynamicResourceAllocator:
         room: Room,
         holdings: Sequence[Holding] = (),
         rebalancing: Rebalancing = DEFAULT_REBALANCING,
-        stakes: Mapping[ModelKey, Stake] | None = None,
+        losses: Mapping[ModelKey, float] | None = None,
     ) -> None:
+        """losses: what a model's clients would lose with one replica, of models of which one may be taken for others to gain."""
         reclaim = rebalancing.reclaim
         self._by_attainment = rebalancing.borrowing is Borrowing.BY_ATTAINMENT
-        self._stakes = stakes or {}
+        self._losses = losses or {}
         self._accounts = accounts
         self._room = room
         self._reclaim = reclaim
@@ -263,8 +255,7 @@ class DynamicResourceAllocator:
             self._charged[want.workload_class] += want.npus
 
     def _loss(self, holding: Holding) -> float:
-        stake = self._stakes.get(holding.model, Stake())
-        return inf if stake.worth is None or not stake.rests else stake.worth.loss
+        return self._losses.get(holding.model, inf)
 
     def _cheapest(self, want: Want) -> list[Holding]:
         """One borrowed replica of each model that may lose one and loses none yet, by what an NPU of it is worth to its clients."""

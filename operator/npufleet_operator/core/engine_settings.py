@@ -7,13 +7,12 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from npufleet_api.contract import CALIBRATION_DIR, CALIBRATION_FILE, MODEL_DIR
-from npufleet_api.fetching import CURRENT_LINK
+from npufleet_api.contract import CALIBRATION_DIR, CALIBRATION_FILE
 from npufleet_api.model import AscendModelSpec, Dtype, ResolvedEngine
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_api.profiles import PROFILES
 from npufleet_api.settings import EngineSettings, PrecisionSettings, ShutdownSettings
-from npufleet_api.sources import parse_uri
+from npufleet_operator.core.objects.source import model_dir
 
 OPTIONAL_OVERRIDES = (
     "starvation_steps",
@@ -52,7 +51,7 @@ def engine_settings(namespace: str, name: str, spec: AscendModelSpec, pool: Infe
     served = spec.model.served_name or name
     qualified = f"{namespace}/{name}"
     return EngineSettings(
-        model_path=f"{MODEL_DIR}/{CURRENT_LINK}" if parse_uri(spec.model.uri).fetched else MODEL_DIR,
+        model_path=model_dir(spec),
         served_name=served,
         aliases=[] if qualified == served else [qualified],
         device=pool.pod_template.device,

@@ -9,7 +9,7 @@ from datetime import datetime
 from npufleet_api.model import AscendModelSpec, Rollout
 from npufleet_api.pool import InferencePoolSpec
 from npufleet_operator.core.acceptance import judge
-from npufleet_operator.core.allocation import Allocation, ClassAccount, DynamicResourceAllocator, Holding, Stake, Victim, Want
+from npufleet_operator.core.allocation import Allocation, ClassAccount, DynamicResourceAllocator, Holding, Victim, Want
 from npufleet_operator.core.autoscale.scaler import scale
 from npufleet_operator.core.capacity import capacity, sharing
 from npufleet_operator.core.designs import design
@@ -117,7 +117,7 @@ class MultiModelScheduler:
 
     def _allocate(self, planned: list[ModelPlan], accounts: Mapping[str, ClassAccount]) -> Allocation:
         room = Room(self._capacity, self._spec.npus.unit)
-        wants, holdings, stakes = [], [], {}
+        wants, holdings, losses = [], [], {}
         for plan in planned:
             model_spec = plan.spec
             if model_spec is None:
@@ -136,7 +136,8 @@ class MultiModelScheduler:
                     settled=plan.target.settled,
                 )
             )
-            stakes[plan.model.key] = Stake(plan.target.worth, plan.target.rests)
+            if plan.target.worth is not None and plan.target.rests:
+                losses[plan.model.key] = plan.target.worth.loss
             for pod in plan.situation.replicas.live:
                 if pod.uid in going:
                     room.expect(self._place(pod), self._charge(pod))
@@ -144,7 +145,7 @@ class MultiModelScheduler:
                     holdings.append(self._holding(plan.model, model_spec, pod))
             for cancel in plan.steps.cancels:
                 room.expect(self._place(cancel.pod), -self._charge(cancel.pod))
-        return DynamicResourceAllocator(accounts, room, holdings, self._spec.rebalancing, stakes).allocate(wants)
+        return DynamicResourceAllocator(accounts, room, holdings, self._spec.rebalancing, losses).allocate(wants)
 
     def _holding(self, model: ModelView, spec: AscendModelSpec, pod: PodView) -> Holding:
         load = self._measured.in_flight.get(pod.uid, 0)

@@ -9,13 +9,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
-from npufleet_api.contract import ENGINE_PORT, MODEL_DIR
-from npufleet_api.fetching import CURRENT_LINK
+from npufleet_api.contract import ENGINE_PORT
 from npufleet_api.model import AscendModelSpec, BlockSize, Dtype, EngineOverrides, ToolCallFormat
 from npufleet_api.pool import Device
 from npufleet_api.precision import KvCacheDtype, PrecisionOverrides, WeightDtype
-from npufleet_api.profiles import PROFILES
-from npufleet_api.sources import parse_uri
+from npufleet_api.profiles import step_limits
+from npufleet_operator.core.objects.source import model_dir
 
 BLOCK_SIZE = BlockSize.TOKENS_128
 """Tokens of a block of vllm-ascend's KV cache: its attention kernels know pages of 128."""
@@ -98,11 +97,12 @@ FIELDS: Mapping[str, str] = {
 
 def vllm_arguments(namespace: str, name: str, spec: AscendModelSpec) -> tuple[str, ...]:
     """What follows `vllm serve` for a model that `vllm_refusal` takes. An option and its value are one argument, save names."""
-    engine, profile = spec.engine, PROFILES[spec.engine.profile]
+    engine = spec.engine
+    sequences, tokens = step_limits(engine)
     served = spec.model.served_name or name
     names = dict.fromkeys((served, f"{namespace}/{name}"))
     arguments = [
-        f"{MODEL_DIR}/{CURRENT_LINK}" if parse_uri(spec.model.uri).fetched else MODEL_DIR,
+        model_dir(spec),
         "--host=0.0.0.0",
         f"--port={ENGINE_PORT}",
         "--served-model-name",
@@ -112,8 +112,8 @@ def vllm_arguments(namespace: str, name: str, spec: AscendModelSpec) -> tuple[st
         f"--block-size={int(BLOCK_SIZE)}",
         f"--tensor-parallel-size={spec.parallelism.tensor}",
         f"--pipeline-parallel-size={spec.parallelism.pipeline}",
-        f"--max-num-seqs={engine.max_num_sequences or profile.max_num_sequences}",
-        f"--max-num-batched-tokens={engine.max_num_batched_tokens or profile.max_num_batched_tokens}",
+        f"--max-num-seqs={sequences}",
+        f"--max-num-batched-tokens={tokens}",
         "--no-enable-prefix-caching" if engine.prefix_cache is False else "--enable-prefix-caching",
     ]
     if engine.max_model_length is not None:
@@ -160,9 +160,7 @@ def _unknown_setting(engine: EngineOverrides) -> str:
 
 
 def _wrong_batch(engine: EngineOverrides) -> str:
-    profile = PROFILES[engine.profile]
-    tokens = engine.max_num_batched_tokens or profile.max_num_batched_tokens
-    sequences = engine.max_num_sequences or profile.max_num_sequences
+    sequences, tokens = step_limits(engine)
     if tokens < sequences:
         return (
             f"spec.engine.maxNumBatchedTokens: {tokens} is below maxNumSequences {sequences}, and vLLM refuses to start so; "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -22,7 +20,7 @@ from npufleet_operator.shell.compare import satisfies
 from npufleet_operator.shell.engine_admin import EngineAdmin
 from npufleet_operator.shell.kinds import MODEL, POD, POOL, Kind, kind_of
 from npufleet_operator.shell.metrics import APPLIES
-from npufleet_operator.shell.mirror import Child, Mirror
+from npufleet_operator.shell.mirror import Child, Mirror, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +42,14 @@ class Applier:
         self._mirror = mirror
         self._admin = admin
         self._clock = clock
-        self._applied: dict[ObjectId, tuple[str, int]] = {}
-        self._compared: dict[ObjectId, tuple[Manifest, Child]] = {}
-        """Manifests and live objects that were found to agree."""
+        self._agreed: dict[ObjectId, tuple[Manifest, Child]] = {}
+        """Manifests and live objects that agree: they were found to, or the API server answered an apply of the one with the other."""
         self._figures_written: dict[ObjectId, float] = {}
         self._gate = asyncio.Semaphore(CONCURRENCY)
         self.refused: dict[ModelKey, str] = {}
-        self.refused_jobs: set[ObjectId] = set()
         """Last words of the API server where it refused an object of a model, until one is taken."""
+        self.refused_jobs: set[ObjectId] = set()
+        """Preload jobs that it refused, until one is taken."""
 
     async def carry_out(self, pool: str, plan: Plan) -> bool:
         """Do everything the plan says. True when something was met that another observation has to settle."""
@@ -92,16 +90,13 @@ class Applier:
         identity = object_id(manifest)
         child = self._mirror.children.get(identity)
         if child is None:
-            self._compared.pop(identity, None)
             return False
-        known = self._compared.get(identity)
+        known = self._agreed.get(identity)
         if known and known[1] is child and (known[0] is manifest or known[0] == manifest):
             return True
         if not satisfies(child.body, manifest):
-            version = self._mirror.version(identity)
-            if version is None or self._applied.get(identity) != (_digest(manifest), version.number):
-                return False
-        self._compared[identity] = (manifest, child)
+            return False
+        self._agreed[identity] = (manifest, child)
         return True
 
     async def _object(self, manifest: Manifest, refused: dict[ModelKey, str]) -> None:
@@ -126,7 +121,9 @@ class Applier:
             return
         APPLIES.labels(kind.kind, "applied").inc()
         self._mirror.upsert(kind, answer)
-        self._applied[identity] = (_digest(manifest), int(answer["metadata"]["resourceVersion"]))
+        if self._mirror.version(identity) == version_of(answer):
+            # Also where it holds other than the manifest says: the API server writes some fields its own way.
+            self._agreed[identity] = (manifest, self._mirror.children[identity])
 
     async def _write(self, kind: Kind, manifest: Manifest, uid: str) -> Json:
         """Apply. Where someone's edit excludes ours (a budget of the other form, a port of the same name), the API server calls the sum
@@ -201,10 +198,8 @@ class Applier:
     def _prune(self, pool: str, plan: Plan) -> list[Coroutine[Any, Any, None]]:
         named = {object_id(manifest) for manifest in plan.objects} | plan.keep
         self.refused_jobs &= named
-        gone = [identity for identity in self._applied.keys() | self._compared.keys() if identity not in self._mirror.children]
-        for identity in gone:
-            self._applied.pop(identity, None)
-            self._compared.pop(identity, None)
+        for identity in [identity for identity in self._agreed if identity not in self._mirror.children]:
+            del self._agreed[identity]
         return [
             self._delete_child(identity, child.uid)
             for identity, child in list(self._mirror.children.items())
@@ -248,10 +243,6 @@ class Applier:
         self._mirror.upsert(kind, answer)
         self._figures_written[name_of_kind, namespace, name] = self._clock()
         APPLIES.labels(name_of_kind, "status").inc()
-
-
-def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _owner_uid(manifest: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from npufleet_api import API_VERSION, MODEL_KIND, POOL_KIND
 from npufleet_api.model import AscendModelSpec
 from npufleet_api.pool import InferencePoolSpec
-from npufleet_api.profiles import PROFILES
+from npufleet_api.profiles import PROFILES, step_limits
 from npufleet_operator.core.acceptance import contradiction
 from npufleet_operator.core.observed import ModelKey
 from npufleet_operator.errors import InputError
@@ -174,18 +174,18 @@ def _model(raw: Mapping[str, Any], where: str, pool_name: str, pool: InferencePo
             f"{where}: spec.parallelism: {roofline.shape.weight_bytes / 1e9:.0f} GB of weights do not fit {roofline.npus} NPU(s) "
             f"of type {device.name}: raise tensor"
         )
-    profile = PROFILES[spec.engine.profile]
     engine = spec.engine
+    sequences, tokens = step_limits(engine)
     return SimulatedModel(
         namespace=str((raw.get("metadata") or {}).get("namespace") or "default"),
         name=name,
         spec=spec,
         roofline=roofline,
         limits=ReplicaLimits(
-            max_sequences=engine.max_num_sequences or profile.max_num_sequences,
-            max_batched_tokens=engine.max_num_batched_tokens or profile.max_num_batched_tokens,
+            max_sequences=sequences,
+            max_batched_tokens=tokens,
             max_queued=engine.max_queued_requests or DEFAULT_QUEUE,
-            chunked_prefill=profile.chunked_prefill if engine.chunked_prefill is None else engine.chunked_prefill,
+            chunked_prefill=PROFILES[engine.profile].chunked_prefill if engine.chunked_prefill is None else engine.chunked_prefill,
         ),
         share=hints.share,
         input_tokens=hints.input_tokens,

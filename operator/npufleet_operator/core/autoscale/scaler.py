@@ -285,9 +285,8 @@ class _View:
         least = max(1, self.lowest, self.floor, min(base // GROWTH, base - GROWTH) if several else base - 1)
         lasting = [at_its_worst(r, s) for r in s.replicas]
         left, why = base, ""
-        while left > least and not why:
-            why = unsafe_to_remove(lasting, s.ready, left - 1, self._slo)
-            left -= not why
+        while left > least and not (why := unsafe_to_remove(lasting, s.ready, left - 1, self._slo)):
+            left -= 1
         if left == base:
             return _Verdict(base, Reason.SCALE_DOWN_UNSAFE, why)
         if max(self._left(self._up), self._left(self._down)) > 0:

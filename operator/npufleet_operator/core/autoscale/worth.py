@@ -43,9 +43,9 @@ def worth(s: Signals, slo: Slo | None, known: Sequence[AttainedAt] = ()) -> Wort
     """
     if slo is None and s.ready:
         return Worth(gain=0.0, loss=inf if s.ready == 1 else 0.0)
-    if s.attainment is None or s.lasting is None or slo is None or s.ready < 1:
+    attained, n = _attained(s), s.ready
+    if attained is None or slo is None:
         return None
-    attained, n = max(s.attainment, s.lasting), s.ready
     seen = {a.replicas: a.percent / 100 for a in known if _same_load(a, s)}
     short = max(0, needed(s.replicas, s.in_flight, slo) - n)
     more, fewer = _at(attained, n, n + 1) - attained, attained - _at(attained, n, n - 1)
@@ -67,12 +67,16 @@ def worth(s: Signals, slo: Slo | None, known: Sequence[AttainedAt] = ()) -> Wort
 
 def remember(known: Sequence[AttainedAt], s: Signals) -> list[AttainedAt]:
     """`known` with what clients get now from the replicas that are ready, where enough were judged."""
-    if s.attainment is None or s.lasting is None or s.ready < 1:
+    attained = _attained(s)
+    if attained is None:
         return list(known)
-    now = AttainedAt(
-        replicas=s.ready, percent=round(100 * max(s.attainment, s.lasting)), requests_per_minute=round_figure(60 * s.judged_per_second)
-    )
+    now = AttainedAt(replicas=s.ready, percent=round(100 * attained), requests_per_minute=round_figure(60 * s.judged_per_second))
     return [*(a for a in known if a.replicas != s.ready), now][-MOST_KNOWN:]
+
+
+def _attained(s: Signals) -> float | None:
+    """The better of what clients got lately and over minutes; None where too few requests were judged, or no replica is ready."""
+    return None if s.attainment is None or s.lasting is None or s.ready < 1 else max(s.attainment, s.lasting)
 
 
 def _same_load(a: AttainedAt, s: Signals) -> bool:

@@ -88,12 +88,12 @@ def build_pod(model: ModelView, plan: Blueprint, slot: int, node: str = "") -> M
     """The replica in `slot`. It prefers the node where the planner has its place, so that replicas are packed; another one will do."""
     metadata = model_metadata(model, pod_name(model.name, plan.revision, slot))
     metadata["labels"] = {**metadata["labels"], REVISION_LABEL: plan.revision, SLOT_LABEL: str(slot)}
-    resolved = resolved_revision(model)
     if plan.fetch is not None and model.spec is not None:
+        pinned = resolved_revision(model)
         metadata["annotations"] = {
             **metadata["annotations"],
             SOURCE_ASKED_ANNOTATION: asked(model.spec),
-            **({SOURCE_REVISION_ANNOTATION: resolved} if resolved else {}),
+            **({SOURCE_REVISION_ANNOTATION: pinned} if pinned else {}),
         }
     grace = int(plan.settings.shutdown.accept_seconds + plan.settings.shutdown.drain_seconds) + GRACE_MARGIN_SECONDS
     settings_volume = {"name": "settings", "configMap": {"name": settings_child(model.name, plan.revision)}}

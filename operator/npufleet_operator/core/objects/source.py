@@ -15,6 +15,7 @@ from npufleet_api.contract import (
 from npufleet_api.fetching import (
     CACHE_DIR,
     CREDENTIALS_DIR,
+    CURRENT_LINK,
     FETCH_CONTAINER,
     FETCH_SETTINGS_FILE,
     SOURCE_REVISION_ANNOTATION,
@@ -63,6 +64,11 @@ def model_source(spec: AscendModelSpec, pool: InferencePoolSpec) -> MountedSourc
         {"name": CACHE_VOLUME, "mountPath": CACHE_DIR, "readOnly": True},
     )
     return MountedSource(volumes, mounts, fetched=True)
+
+
+def model_dir(spec: AscendModelSpec) -> str:
+    """Where the engine of a model that was accepted finds its files."""
+    return f"{MODEL_DIR}/{CURRENT_LINK}" if parse_uri(spec.model.uri).fetched else MODEL_DIR
 
 
 def cache_volume(pool: InferencePoolSpec) -> Manifest:
