@@ -29,9 +29,6 @@ class Recorder:
         self.preempted = 0
         self.sought = self.found = 0
 
-    def on_submit(self, sequences: int) -> None:
-        pass
-
     def on_step(self, tokens: int, preempted: int) -> None:
         self.step_tokens.append(tokens)
         self.preempted += preempted

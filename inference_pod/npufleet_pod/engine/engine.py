@@ -145,7 +145,6 @@ class Engine:
                 active = ActiveRequest(request, Times(now), loaded.eos_token_ids, _decoder(loaded, request))
                 self._submitted[request.request_id] = _Submitted(active, generation, index)
                 self._changes.append(Added(request, self._seeds.getrandbits(63)))
-            self._observer.on_submit(len(requests))
             self._condition.notify_all()
         return generation
 

@@ -34,10 +34,7 @@ class FinishedRequest:
 
 
 class EngineObserver(Protocol):
-    """Told of what happens; called by the engine's thread, or the event loop's when a request comes or is cancelled. Must not block."""
-
-    def on_submit(self, sequences: int) -> None:
-        """Requests were taken that belong together."""
+    """Told of what happens; called by the engine's thread, or the event loop's when a request is cancelled. Must not block."""
 
     def on_step(self, tokens: int, preempted: int) -> None: ...
 

@@ -65,8 +65,8 @@ class AnswerPlan:
     """Whether token ids of prompt and answer are told."""
     prompt_logprobs: int | None = None
     """How many alternatives each token of the prompt is told with; None: its scores are not told."""
-    deadline: float | None = None
-    """When the client no longer waits, in the event loop's time."""
+    choices: int = 1
+    """n of the request."""
 
 
 class GenerationResponse(Response):
@@ -76,12 +76,14 @@ class GenerationResponse(Response):
     that would be silent for too long begins earlier, with a comment.
     """
 
-    def __init__(self, serving: Serving, plan: AnswerPlan) -> None:
+    def __init__(self, serving: Serving, plan: AnswerPlan, deadline: float | None = None) -> None:
+        """deadline: when the client no longer waits, in the event loop's time."""
         super().__init__()
         self._serving = serving
         self._plan = plan
+        self._deadline = deadline
         self._progress = Progress(plan.requests, plan.echoes, plan.prompt_only, plan.message)
-        self._extras = AnswerExtras(plan.requests, plan.wording, plan.token_ids, plan.prompt_logprobs)
+        self._extras = AnswerExtras(plan.requests, plan.wording, plan.token_ids, plan.prompt_logprobs, plan.prompt_only)
         self._worded: set[int] = set()
         """Choices of which a chunk was sent."""
         self._begun = False
@@ -92,8 +94,9 @@ class GenerationResponse(Response):
         """Send the answer; whatever is left of the generation is cancelled when the client leaves."""
         started = time.monotonic()
         try:
-            async with within(self._plan.deadline):
+            async with within(self._deadline):
                 with self._serving.lifecycle.admit(), self._serving.engine.submit(self._plan.requests) as generation:
+                    self._serving.metrics.on_submit(self._plan.choices)
                     answer = self._stream(generation, send) if self._plan.stream else self._whole(generation, scope, receive, send)
                     if not await run_until_disconnect(receive, answer):
                         logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
@@ -112,7 +115,7 @@ class GenerationResponse(Response):
         told: dict[str, Any] = {
             "gen_ai.usage.prompt_tokens": self._plan.prompt_tokens,
             "gen_ai.usage.completion_tokens": self._progress.tokens,
-            "gen_ai.request.n": len(self._plan.requests),
+            "gen_ai.request.n": self._plan.choices,
             "gen_ai.request.max_tokens": self._plan.requests[0].stop.max_tokens,
         }
         if self._first_token_at is not None:
@@ -127,9 +130,7 @@ class GenerationResponse(Response):
         endings: dict[int, Ending] = {}
         while not generation.finished:
             index, output = await generation.next()
-            piece = progress.take(index, output)
-            self._first_token_at = self._first_token_at or time.monotonic()
-            self._extras.take(index, output)
+            piece = self._take(index, output)
             deltas[index].append(piece.delta)
             tokens[index] += piece.scored
             if piece.ending is not None:
@@ -140,7 +141,7 @@ class GenerationResponse(Response):
         def word() -> Response:
             return JSONResponse(self._extras.added_to(plan.wording.whole(choices, usage)))
 
-        many = sum(map(len, tokens)) > INLINE_SCORED_TOKENS
+        many = sum(map(len, tokens)) + self._extras.scored_tokens > INLINE_SCORED_TOKENS
         answer = await asyncio.to_thread(word) if many else word()
         self._begun = True
         await answer(scope, receive, send)
@@ -176,11 +177,16 @@ class GenerationResponse(Response):
         except TimeoutError:
             return None
 
-    async def _events(self, index: int, output: TokenOutput) -> bytes:
-        """The events that one token makes: none while its text is held back."""
+    def _take(self, index: int, output: TokenOutput) -> Piece:
+        """Note the next token of choice `index`."""
         piece = self._progress.take(index, output)
         self._first_token_at = self._first_token_at or time.monotonic()
         self._extras.take(index, output)
+        return piece
+
+    async def _events(self, index: int, output: TokenOutput) -> bytes:
+        """The events that one token makes: none while its text is held back."""
+        piece = self._take(index, output)
         if len(piece.scored) > INLINE_SCORED_TOKENS:
             return await asyncio.to_thread(self._word, index, piece)
         return self._word(index, piece)

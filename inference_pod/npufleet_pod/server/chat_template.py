@@ -59,8 +59,15 @@ class ChatTemplate:
         add_generation_prompt: bool,
         extra: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt of a conversation. Raises InvalidRequestError if the template refuses it."""
+        """The prompt of a conversation. Raises InvalidRequestError if the template refuses it.
+
+        continue_final_message: the prompt ends where the last message does, whatever add_generation_prompt says.
+        """
+        if continue_final_message:
+            return _open_end(self.render(_marked(messages), False, extra, tools))
         if self._template is None:
             raise InvalidRequestError("the model has no chat template: use /v1/completions", "messages")
         variables = {**(extra or {}), **self._special_tokens, "messages": messages, "add_generation_prompt": add_generation_prompt}
@@ -75,23 +82,30 @@ class ChatTemplate:
             raise InvalidRequestError(f"the model's chat template fails on these messages: {reason}", "messages") from error
 
 
-def open_end(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt up to the end of its last message, so that an answer goes on with it. Raises InvalidRequestError.
+END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""That of transformers: what becomes of its space shows whether the template strips what it is given."""
+
+
+def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with the end of the last one marked. Raises InvalidRequestError where that one says nothing."""
+    content = str(messages[-1].get("content") or "")
+    if not content.strip():
+        raise InvalidRequestError("continue_final_message: the last message is empty: send its beginning", "continue_final_message")
+    return [*messages[:-1], {**messages[-1], "content": content + END_MARK}]
+
+
+def _open_end(text: str) -> str:
+    """The prompt of `_marked` messages up to the mark, so that an answer goes on with the last one. Raises InvalidRequestError.
 
     As transformers does (`apply_chat_template(continue_final_message=True)`).
     """
-    last = str(messages[-1].get("content") or "").strip()
-    place = text.rfind(last) if last else -1
+    place = text.rfind(END_MARK.strip())
     if place < 0:
         raise InvalidRequestError(
             "continue_final_message: the prompt does not hold the last message as it is: send text that the chat template does not change",
             "continue_final_message",
         )
-    whole = str(messages[-1]["content"])
-    end = place + len(last)
-    # What follows the last letter belongs to the message, unless the template strips it.
-    tail = whole[whole.rfind(last) + len(last) :]
-    return text[: end + len(tail)] if text.startswith(tail, end) else text[:end]
+    return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
 
 
 def load_chat_template(model_dir: Path) -> ChatTemplate:

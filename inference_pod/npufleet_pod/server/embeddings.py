@@ -106,9 +106,8 @@ class EmbeddingResponse(Response):
                     if not await run_until_disconnect(receive, self._answer(scope, receive, send)):
                         logger.info("client left", extra={"request_id": scope.get("state", {}).get("request_id")})
         except RequestError as error:
-            if self._begun:
-                return
-            await answer_for(error).response()(scope, receive, send)
+            if not self._begun:
+                await answer_for(error).response()(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests = self._plan.requests

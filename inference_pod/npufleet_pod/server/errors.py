@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from npufleet_api.contract import DRAINING_HEADER
+from npufleet_api.contract import DRAINING_CODE, DRAINING_HEADER
 from npufleet_pod.errors import (
     BodyTooLargeError,
     ContextLengthError,
@@ -53,7 +53,7 @@ _KINDS: tuple[tuple[type[RequestError], int, str, str | None], ...] = (
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (NotReadyError, 503, "service_unavailable_error", "not_ready"),
-    (HandedBackError, 503, "service_unavailable_error", "draining"),
+    (HandedBackError, 503, "service_unavailable_error", DRAINING_CODE),
     (DrainDeadlineError, 503, "service_unavailable_error", "drain_deadline"),
     (DeadlineError, 504, "timeout_error", "deadline_exceeded"),
     (GrammarError, 400, "invalid_request_error", "grammar_error"),
@@ -67,7 +67,7 @@ def answer_for(error: RequestError) -> ErrorAnswer:
     headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     if isinstance(error, HandedBackError) or (isinstance(error, NotReadyError) and error.draining):
         headers[DRAINING_HEADER] = "true"
-        code = "draining"
+        code = DRAINING_CODE
     return ErrorAnswer(status, error.message, kind, error.param, code, headers)
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from npufleet_pod.engine.request import GenerationRequest
 from npufleet_pod.errors import ContextLengthError, InvalidRequestError
 from npufleet_pod.server.answer import AnswerPlan
-from npufleet_pod.server.chat_template import open_end
 from npufleet_pod.server.echo import Echo
 from npufleet_pod.server.infill import infill_tokens
 from npufleet_pod.server.logprobs import Speller
 from npufleet_pod.server.message import MessageFormat
-from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from npufleet_pod.server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, check_token_ids
 from npufleet_pod.server.serving import Serving
 from npufleet_pod.server.wording import ChatWording, CompletionWording, Wording
 from npufleet_pod.tokenizer import TextTokenizer
@@ -60,12 +59,13 @@ async def plan_chat(serving: Serving, body: ChatBody) -> AnswerPlan:
     tools, form = body.tool_use(), serving.tool_format
     if tools is not None and form is None:
         raise InvalidRequestError("the model's chat template has no place for tools: leave them out, or serve another model", "tools")
-    going_on = body.continue_final_message
     text = serving.template.render(
-        messages, body.add_generation_prompt and not going_on, body.template_variables(), None if tools is None else tools.for_template()
+        messages,
+        body.add_generation_prompt,
+        body.template_variables(),
+        None if tools is None else tools.for_template(),
+        continue_final_message=body.continue_final_message,
     )
-    if going_on:
-        text = open_end(text, messages)
     prompt = await encode(serving, text, add_special_tokens=body.add_special_tokens)
     thoughts = None if serving.reasoning is None else serving.reasoning.thoughts(text)
     answer = MessageFormat(tools, form, thoughts is not None, thoughts is not None and thoughts.begun, body.include_reasoning)
@@ -126,10 +126,7 @@ async def _echo(serving: Serving, prompt: str | list[int], skip_special_tokens: 
 
 
 def checked_ids(serving: Serving, token_ids: list[int], param: str = "prompt") -> list[int]:
-    vocabulary = serving.files.config.vocab_size
-    beyond = next((token for token in token_ids if token >= vocabulary), None)
-    if beyond is not None:
-        raise InvalidRequestError(f"{param} holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", param)
+    check_token_ids(token_ids, serving.files.config.vocab_size, param)
     return token_ids
 
 
@@ -183,6 +180,7 @@ def _plan(
         continuous_usage=options is not None and options.continuous_usage_stats,
         token_ids=bool(body.return_token_ids),
         prompt_logprobs=body.prompt_logprobs,
+        choices=copies,
     )
 
 

@@ -155,9 +155,9 @@ class EngineMetrics:
             if finished.generated_tokens > 1:
                 self._per_token.observe(decode_seconds / (finished.generated_tokens - 1))
 
-    def on_submit(self, sequences: int) -> None:
-        """A request of so many sequences was taken."""
-        self._request_n.observe(sequences)
+    def on_submit(self, choices: int) -> None:
+        """A request for so many choices (n) was taken."""
+        self._request_n.observe(choices)
 
     def on_http_request(self, handler: str, method: str, status: int, seconds: float) -> None:
         """A request of the OpenAI port ended. handler: the route's path, none if there is none."""

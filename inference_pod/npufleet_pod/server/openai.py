@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,7 +18,6 @@ from npufleet_pod.errors import InvalidRequestError, RequestError
 from npufleet_pod.server.answer import GenerationResponse
 from npufleet_pod.server.api_keys import ApiKeyMiddleware
 from npufleet_pod.server.bodies import read_body
-from npufleet_pod.server.chat_template import open_end
 from npufleet_pod.server.deadline import deadline_of
 from npufleet_pod.server.embeddings import EmbeddingResponse, plan_embeddings
 from npufleet_pod.server.errors import ErrorAnswer, answer_for
@@ -131,14 +129,14 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
         """Continue a prompt."""
         deadline = deadline_of(request.headers)
         plan = await plan_completion(serving, await read_body(request, CompletionBody, max_bytes))
-        return GenerationResponse(serving, replace(plan, deadline=deadline))
+        return GenerationResponse(serving, plan, deadline)
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         deadline = deadline_of(request.headers)
         plan = await plan_chat(serving, await read_body(request, ChatBody, max_bytes))
-        return GenerationResponse(serving, replace(plan, deadline=deadline))
+        return GenerationResponse(serving, plan, deadline)
 
     @app.post("/v1/embeddings", openapi_extra=_body(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
@@ -174,14 +172,14 @@ def _add_tokens(app: FastAPI, serving: Serving) -> None:
 def _conversation(serving: Serving, body: TokenizeBody, given: list[Message]) -> str:
     """The prompt that a chat of these messages would have."""
     messages = [message.for_template() for message in given]
-    tools, going_on = ToolUse.of(body.tools, None, True), body.continue_final_message
-    text = serving.template.render(
+    tools = ToolUse.of(body.tools, None, True)
+    return serving.template.render(
         messages,
-        body.add_generation_prompt and not going_on,
+        body.add_generation_prompt,
         body.chat_template_kwargs,
         None if tools is None else tools.for_template(),
+        continue_final_message=body.continue_final_message,
     )
-    return open_end(text, messages) if going_on else text
 
 
 def _body(kind: type[BaseModel]) -> dict[str, Any]:

@@ -97,8 +97,8 @@ async def serve(
     replica = os.environ.get(POD_NAME_ENV) or socket.gethostname()
     grammars = GrammarCompiler(files.tokenizer, files.config.vocab_size, files.config.eos_token_ids)
     tracing = open_tracing(settings.served_name, replica)
-    serving = Serving(settings, files, template, engine, lifecycle, metrics, grammars, replica, int(time.time()))
-    serving.api_keys, serving.tracing = api_keys, tracing
+    created = int(time.time())
+    serving = Serving(settings, files, template, engine, lifecycle, metrics, grammars, replica, created, None, api_keys, tracing)
     stop = asyncio.Event()
     with _signals(stop):
         engine.start()

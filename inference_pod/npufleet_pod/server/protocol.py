@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
@@ -34,6 +35,13 @@ Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Truncation = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def check_token_ids(token_ids: Iterable[int], vocabulary: int, param: str) -> None:
+    """Raise InvalidRequestError for a token id beyond the vocabulary."""
+    beyond = next((token for token in token_ids if token >= vocabulary), None)
+    if beyond is not None:
+        raise InvalidRequestError(f"{param} holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", param)
 
 
 class StreamOptions(Body):
@@ -93,16 +101,8 @@ class GenerationBody(StructuredFields, UnservedFields, ABC):
         self.check_served()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream: true: leave it out or set stream", "stream_options")
-        beyond = next((token for token in self.logit_bias or () if token >= vocabulary), None)
-        if beyond is not None:
-            raise InvalidRequestError(
-                f"logit_bias holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "logit_bias"
-            )
-        beyond = next((token for token in self.allowed_token_ids or () if token >= vocabulary), None)
-        if beyond is not None:
-            raise InvalidRequestError(
-                f"allowed_token_ids holds the token id {beyond}, the vocabulary ends at {vocabulary - 1}: correct it", "allowed_token_ids"
-            )
+        check_token_ids(self.logit_bias or (), vocabulary, "logit_bias")
+        check_token_ids(self.allowed_token_ids or (), vocabulary, "allowed_token_ids")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs cannot be streamed: leave it out, or do not stream", "prompt_logprobs")
 

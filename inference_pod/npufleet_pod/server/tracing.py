@@ -8,6 +8,7 @@ answer.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SPAN_NAME = "llm_request"
-FLUSH_MILLISECONDS = 3000
+CLOSE_SECONDS = 3.0
 
 
 class Tracing:
@@ -59,9 +60,11 @@ class Tracing:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is not sent yet, within a bound, and end the exporter's thread. Blocks."""
-        self._provider.force_flush(FLUSH_MILLISECONDS)
-        self._provider.shutdown()
+        """Send what is not sent yet, for CLOSE_SECONDS at most. Blocks."""
+        # Shutting down sends everything, and the SDK keeps no bound while an export runs. Its threads do not hold the process.
+        closing = threading.Thread(target=self._provider.shutdown, name="close-tracing", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
 
 def open_tracing(model_name: str, replica: str) -> Tracing | None:

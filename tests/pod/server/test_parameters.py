@@ -142,8 +142,9 @@ def test_a_prompt_is_truncated_from_the_side_asked_for(client: OpenAI) -> None:
     assert long.usage.prompt_tokens == 2040
 
 
-def test_an_answer_goes_on_with_the_last_message(client: OpenAI, pod: PodProcess) -> None:
-    messages: list[Any] = [*HELLO, {"role": "assistant", "content": "The answer is "}]
+@pytest.mark.parametrize("beginning", ["The answer is ", "|", "<", "im_end"])
+def test_an_answer_goes_on_with_the_last_message(client: OpenAI, pod: PodProcess, beginning: str) -> None:
+    messages: list[Any] = [*HELLO, {"role": "assistant", "content": beginning}]
     answer: Any = client.chat.completions.create(
         model="tiny",
         messages=messages,
@@ -151,7 +152,7 @@ def test_an_answer_goes_on_with_the_last_message(client: OpenAI, pod: PodProcess
         extra_body={"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True},
     )
     prompt = pod.http.post(f"{pod.url}/detokenize", json={"tokens": answer.prompt_token_ids}).json()["prompt"]
-    assert prompt.endswith("<|im_start|>assistant\nThe answer is ")
+    assert prompt.endswith(f"<|im_start|>assistant\n{beginning}")
     told = pod.http.post(f"{pod.url}/tokenize", json={"messages": messages, "continue_final_message": True}).json()
     assert told["tokens"] == answer.prompt_token_ids
 

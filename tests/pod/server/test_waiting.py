@@ -31,7 +31,7 @@ def narrow(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_a_stream_that_waits_hears_comments_which_clients_skip(narrow: PodProcess) -> None:
-    with httpx.stream("POST", f"{narrow.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as first:
+    with httpx.stream("POST", f"{narrow.url}/v1/completions", json={**LONG, "n": 8, "stream": True}, timeout=60) as first:
         begun = first.iter_raw()
         next(begun)
         got = bytearray()
@@ -70,6 +70,7 @@ def test_a_stream_that_has_begun_ends_with_an_event_that_says_why(narrow: PodPro
             model="tiny",
             prompt=[5, 6],
             max_tokens=2000,
+            n=8,
             stream=True,
             extra_body={"ignore_eos": True},
             extra_headers={TIMEOUT_HEADER: "400"},
