@@ -36,8 +36,11 @@ class Standing:
     queued: int
     running: int
     guaranteed: float
-    borrowed: float
-    """What it holds beyond its guarantee: what idle classes, or nobody's share, lend it."""
+
+    @property
+    def borrowed(self) -> float:
+        """What it holds beyond its guarantee: what idle classes, or nobody's share, lend it."""
+        return max(0.0, self.running - self.guaranteed)
 
 
 class Admission:
@@ -99,10 +102,7 @@ class Admission:
         if door is None:
             return {}
         shares = guaranteed(door.slots, self._classes())
-        return {
-            name: Standing(door.queued_of(name), door.running_of(name), share, max(0.0, door.running_of(name) - share))
-            for name, share in shares.items()
-        }
+        return {name: Standing(door.queued_of(name), door.running_of(name), share) for name, share in shares.items()}
 
     async def run(self) -> None:
         """Follow replicas that come and go while requests wait. Runs until cancelled."""

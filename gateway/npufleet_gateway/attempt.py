@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from npufleet_api.contract import DRAINING_CODE
 from npufleet_gateway.asgi import Scope
 from npufleet_gateway.balancer import Balancer, Lease
 from npufleet_gateway.connection import Connection, Head
 from npufleet_gateway.errors import ReplicaError, SilentError
 from npufleet_gateway.upstream import DRAINING, Upstream, request_head
+
+DATA = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +151,13 @@ def _only_comments(chunk: bytes) -> bool:
 
 def _handed_back(chunk: bytes) -> bool:
     """A stream that was kept waiting by a replica that drains now: nothing of its answer was computed."""
-    lines = [line for line in chunk.split(b"\n") if line and not line.startswith(b":")]
-    return bool(lines) and lines[0].startswith(b'data: {"error"') and b'"code":"draining"' in lines[0].replace(b'": "', b'":"')
+    if DRAINING_CODE.encode() not in chunk:
+        return False
+    event = next((line.removeprefix(DATA) for line in chunk.split(b"\n") if line.startswith(DATA)), b"")
+    try:
+        return bool(json.loads(event)["error"]["code"] == DRAINING_CODE)
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def _discard(sender: Sender, task: asyncio.Task[Answer | Retry]) -> None:

@@ -15,11 +15,12 @@ from npufleet_api.contract import GATEWAY_PORT
 from npufleet_operator.core.naming import gateway_child
 from support.team import Team, operator_pod, pool_manifest, settled
 
+CRD_NAME = "httproutes.gateway.networking.k8s.io"
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {
-        "name": "httproutes.gateway.networking.k8s.io",
+        "name": CRD_NAME,
         "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api/pull/2997"},
     },
     "spec": {
@@ -38,9 +39,6 @@ CRD = {
 }
 """What the operator needs of the Gateway API's own CRD: group, version and kind."""
 PARENT = {"name": "public", "namespace": "ingress"}
-
-
-CRD_NAME = "httproutes.gateway.networking.k8s.io"
 
 
 @pytest.fixture

@@ -64,18 +64,31 @@ class EngineMetrics:
         return generate_latest(self.registry)
 
 
-class Pages:
-    """Serves pages by path; a page that is None is a 500."""
+class Clock:
+    """A clock that the test moves."""
 
-    def __init__(self, pages: dict[str, Callable[[], bytes] | None]) -> None:
-        self.pages = pages
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Listener:
+    """A server on loopback that comes and goes."""
+
+    def __init__(self) -> None:
         self.port = 0
         self._runner: web.AppRunner | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it serves."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Listen; on the same port again after a stop."""
         app = web.Application()
-        app.router.add_get("/{path:.*}", self._get)
+        app.router.add_routes(self.routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
         await self._runner.setup()
         self.port = self.port or free_port()
@@ -87,9 +100,21 @@ class Pages:
             await self._runner.cleanup()
             self._runner = None
 
-    def url(self, path: str) -> str:
+    def url(self, path: str = "") -> str:
         """Address of a page."""
         return f"http://127.0.0.1:{self.port}{path}"
+
+
+class Pages(Listener):
+    """Serves pages by path; a page that is None is a 500."""
+
+    def __init__(self, pages: dict[str, Callable[[], bytes] | None]) -> None:
+        super().__init__()
+        self.pages = pages
+
+    def routes(self) -> list[web.RouteDef]:
+        """All paths."""
+        return [web.get("/{path:.*}", self._get)]
 
     async def _get(self, request: web.Request) -> web.Response:
         page = self.pages.get(request.path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from monitor.monitor_support import EngineMetrics, Pages, build_monitor, eventually, write_settings
+from monitor.monitor_support import Clock, EngineMetrics, Pages, build_monitor, eventually, write_settings
 from npufleet_api.report import DataState
 from npufleet_monitor.collectors.http import fetch, open_session
 from npufleet_monitor.errors import ScrapeError
@@ -18,14 +18,6 @@ from npufleet_monitor.metrics import render
 READY = b'{"state": "Ready", "running": 2, "waiting": 1}'
 OWN = b'{id="0",namespace="team-a",pod_name="r0"}'
 NPU = b"npu_chip_info_utilization" + OWN + b" 95\nnpu_chip_info_health_status" + OWN + b" 0\n"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

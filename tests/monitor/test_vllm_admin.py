@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from monitor.monitor_support import EngineMetrics, eventually, free_port, write_settings
+from monitor.monitor_support import Clock, EngineMetrics, Listener, eventually, free_port, write_settings
 from npufleet_api.contract import AdminState, EngineState
 from npufleet_api.report import DataState, parse_monitor_report
 from npufleet_monitor.monitor import Monitor, Sources
@@ -23,36 +23,23 @@ from npufleet_monitor.vllm_server import VllmAdminServer
 QUICK = Timing(settle_seconds=0, quiet_seconds=0, poll_seconds=0.005)
 
 
-class Vllm:
+class Vllm(Listener):
     """vLLM's routes, as an OpenAI server under load shows them: it takes requests as long as it lives."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.metrics = EngineMetrics()
         self.healthy = True
         self.page: bytes | None = None
         """What /metrics shows instead."""
         self.release = asyncio.Event()
-        self.port = 0
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/v1/completions", self._complete)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
-        await self._runner.setup()
-        self.port = self.port or free_port()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self._health),
+            web.get("/metrics", self._metrics),
+            web.post("/v1/completions", self._complete),
+        ]
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -67,14 +54,6 @@ class Vllm:
         finally:
             self.metrics.running.dec()
         return web.json_response({"choices": [{"text": "!"}]})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -94,7 +73,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def admin_url(vllm: Vllm) -> AsyncIterator[str]:
-    server = VllmAdminServer(vllm.url, "127.0.0.1", 0, QUICK)
+    server = VllmAdminServer(vllm.url(), "127.0.0.1", 0, QUICK)
     async with server.serving():
         yield f"http://127.0.0.1:{server.port}"
 
@@ -122,7 +101,7 @@ async def runs_one(session: aiohttp.ClientSession, url: str) -> bool:
 
 async def test_a_request_that_runs_is_waited_for_and_its_answer_arrives(vllm: Vllm, session: aiohttp.ClientSession, admin_url: str) -> None:
     assert (await ask(session, "GET", f"{admin_url}/ready"))[0] == 200
-    request = asyncio.create_task(ask(session, "POST", f"{vllm.url}/v1/completions", {"prompt": "x"}))
+    request = asyncio.create_task(ask(session, "POST", f"{vllm.url()}/v1/completions", {"prompt": "x"}))
     await until(lambda: runs_one(session, admin_url))
     status, text = await ask(session, "POST", f"{admin_url}/drain", {"deadline_seconds": 60, "reason": "ScaledDown"})
     drained = AdminState.model_validate_json(text)
@@ -147,7 +126,7 @@ async def test_a_cancelled_drain_is_ready_again(session: aiohttp.ClientSession, 
 
 
 async def test_the_end_waits_for_what_runs_and_cannot_be_cancelled(vllm: Vllm, session: aiohttp.ClientSession, admin_url: str) -> None:
-    request = asyncio.create_task(ask(session, "POST", f"{vllm.url}/v1/completions", {"prompt": "x"}))
+    request = asyncio.create_task(ask(session, "POST", f"{vllm.url()}/v1/completions", {"prompt": "x"}))
     await until(lambda: runs_one(session, admin_url))
     hook = asyncio.create_task(ask(session, "GET", f"{admin_url}/terminate?accept_seconds=0&drain_seconds=60"))
 
@@ -165,7 +144,7 @@ async def test_the_end_waits_for_what_runs_and_cannot_be_cancelled(vllm: Vllm, s
 
 
 async def test_a_vllm_that_the_kubelet_restarts_begins_anew(vllm: Vllm, session: aiohttp.ClientSession) -> None:
-    admin = VllmAdmin(session, vllm.url, QUICK)
+    admin = VllmAdmin(session, vllm.url(), QUICK)
     await admin.state()
     await admin.terminate(0, 60)
     assert not await admin.ready()
@@ -177,7 +156,7 @@ async def test_a_vllm_that_the_kubelet_restarts_begins_anew(vllm: Vllm, session:
 
 
 async def test_a_vllm_that_hangs_is_not_waited_for(vllm: Vllm, session: aiohttp.ClientSession) -> None:
-    admin = VllmAdmin(session, vllm.url, Timing(sick_seconds=0.02, poll_seconds=0.005))
+    admin = VllmAdmin(session, vllm.url(), Timing(sick_seconds=0.02, poll_seconds=0.005))
     await admin.state()
     vllm.healthy = False
     await admin.terminate(0, 3600)
@@ -214,7 +193,7 @@ async def test_what_is_not_agreed_changes_nothing(
 
 async def test_a_vllm_that_loads_is_not_ready_and_drains_at_once(vllm: Vllm, session: aiohttp.ClientSession) -> None:
     await vllm.stop()
-    admin = VllmAdmin(session, vllm.url)
+    admin = VllmAdmin(session, vllm.url())
     assert not await admin.ready()
     assert (await admin.state()).state is EngineState.LOADING
     admin.drain(60)
@@ -226,7 +205,7 @@ async def test_a_vllm_that_loads_is_not_ready_and_drains_at_once(vllm: Vllm, ses
 
 async def test_a_drain_is_not_over_before_clients_know_and_quiet_has_lasted(vllm: Vllm, session: aiohttp.ClientSession) -> None:
     clock = Clock()
-    admin = VllmAdmin(session, vllm.url, Timing(settle_seconds=5, quiet_seconds=1), clock)
+    admin = VllmAdmin(session, vllm.url(), Timing(settle_seconds=5, quiet_seconds=1), clock)
     assert (await admin.state()).state is EngineState.READY
     admin.drain(60)
     for seconds, expected in ((0, "Draining"), (4.9, "Draining"), (0.1, "Idle")):
@@ -242,7 +221,7 @@ async def test_a_drain_is_not_over_before_clients_know_and_quiet_has_lasted(vllm
 
 async def test_of_several_deadlines_the_earliest_holds(vllm: Vllm, session: aiohttp.ClientSession) -> None:
     clock = Clock()
-    admin = VllmAdmin(session, vllm.url, QUICK, clock)
+    admin = VllmAdmin(session, vllm.url(), QUICK, clock)
     for deadline, left in ((60, 60), (30, 30), (90, 30)):
         admin.drain(deadline)
         assert (await admin.state()).drain_deadline_seconds == left
@@ -252,7 +231,7 @@ async def test_of_several_deadlines_the_earliest_holds(vllm: Vllm, session: aioh
 
 @pytest.mark.parametrize("page", [b"", b"vllm:num_requests_running 0\n", b"\xff", b"vllm:num_requests_running{ 0\n"])
 async def test_a_load_that_cannot_be_read_is_never_idle(vllm: Vllm, session: aiohttp.ClientSession, page: bytes) -> None:
-    admin = VllmAdmin(session, vllm.url, QUICK)
+    admin = VllmAdmin(session, vllm.url(), QUICK)
     await admin.state()
     admin.drain(60)
     vllm.page = page
@@ -260,7 +239,7 @@ async def test_a_load_that_cannot_be_read_is_never_idle(vllm: Vllm, session: aio
 
 
 async def test_a_sick_vllm_is_unready_and_its_drain_is_not_over(vllm: Vllm, session: aiohttp.ClientSession) -> None:
-    admin = VllmAdmin(session, vllm.url, QUICK)
+    admin = VllmAdmin(session, vllm.url(), QUICK)
     assert await admin.ready()
     vllm.healthy = False
     assert not await admin.ready()
@@ -269,8 +248,8 @@ async def test_a_sick_vllm_is_unready_and_its_drain_is_not_over(vllm: Vllm, sess
 
 
 async def test_the_monitor_serves_the_port_and_reports_by_it(tmp_path: Path, vllm: Vllm, session: aiohttp.ClientSession) -> None:
-    admin = VllmAdminServer(vllm.url, "127.0.0.1", free_port(), QUICK)
-    sources = Sources(metrics_url=f"{vllm.url}/metrics", state_url=f"http://127.0.0.1:{admin.port}/state")
+    admin = VllmAdminServer(vllm.url(), "127.0.0.1", free_port(), QUICK)
+    sources = Sources(metrics_url=f"{vllm.url()}/metrics", state_url=f"http://127.0.0.1:{admin.port}/state")
     monitor = Monitor(Identity("r0", "team-a", "u"), SettingsFile(write_settings(tmp_path)), sources)
     vllm.metrics.running.set(2)
     app = build_app(monitor, lambda _: None, admin)
