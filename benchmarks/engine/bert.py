@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Any
+
+from benchmarks.engine.limits import best
 
 LAYERS, HIDDEN, HEADS, INNER = 2, 768, 12, 3072
 LENGTHS = (128, 512)
@@ -43,10 +45,5 @@ def measure(threads: int) -> dict[str, Any]:
         for length in LENGTHS:
             ids = torch.arange(length) % 1000
             for name, encoder in encoders.items():
-                least = float("inf")
-                for _ in range(8):
-                    began = time.perf_counter()
-                    encoder.forward(ids, [length])
-                    least = min(least, time.perf_counter() - began)
-                found[f"{name}_{length}_ms"] = round(1000 * least / LAYERS, 3)
+                found[f"{name}_{length}_ms"] = round(1000 * best(partial(encoder.forward, ids, [length]), 8) / LAYERS, 3)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,16 @@ BATCHES = (1, 8, 32, 64)
 def prompt(index: int, tokens: int, round_: int = 0) -> list[int]:
     """Ids that differ from sequence to sequence, below 40,100: no cache of prompts helps anyone."""
     return [(index * 7919 + position * 104729 + round_ * 31) % 40000 + 100 for position in range(tokens)]
+
+
+def rates(seconds: Callable[[int, int, int, int], float], repeats: int) -> dict[str, float]:
+    """Tokens a second of every point. seconds: of so many prompts of so many tokens, with so many new ones each, in a round of its own."""
+    found = {}
+    for batch in BATCHES:
+        times = [seconds(batch, PROMPT_TOKENS, NEW_TOKENS, round_) for round_ in range(1 if batch > 8 else repeats)]
+        found[f"b{batch}_tok_s"] = round(batch * NEW_TOKENS / min(times), 1)
+    found["prefill_1024_tok_s"] = round(PREFILL_TOKENS / min(seconds(1, PREFILL_TOKENS, 1, round_) for round_ in range(repeats + 1)), 1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

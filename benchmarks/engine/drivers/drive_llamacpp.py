@@ -7,7 +7,7 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
-from points import BATCHES, NEW_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, prompt
+from points import prompt, rates
 
 path, kind, threads, repeats, began = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 llama_cpp.llama_backend_init()
@@ -64,8 +64,4 @@ def seconds(count, tokens, new_tokens, round_=0):
 
 found = {"start_s": round(time.time() - began, 2)}
 seconds(1, 16, 4)
-for size in BATCHES:
-    times = [seconds(size, PROMPT_TOKENS, NEW_TOKENS, round_) for round_ in range(1 if size > 8 else repeats)]
-    found[f"b{size}_tok_s"] = round(size * NEW_TOKENS / min(times), 1)
-found["prefill_1024_tok_s"] = round(PREFILL_TOKENS / min(seconds(1, PREFILL_TOKENS, 1, round_) for round_ in range(repeats + 1)), 1)
-print(json.dumps(found))
+print(json.dumps(found | rates(seconds, repeats)))

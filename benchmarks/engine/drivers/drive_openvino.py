@@ -7,7 +7,7 @@ import time
 import numpy as np
 import openvino
 import openvino_genai
-from points import BATCHES, NEW_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, prompt
+from points import BATCHES, prompt, rates
 
 folder, precision, threads, repeats, began = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 scheduler = openvino_genai.SchedulerConfig()
@@ -30,8 +30,4 @@ def seconds(count, tokens, new_tokens, round_=0):
 
 found = {"start_s": round(time.time() - began, 2)}
 seconds(1, 32, 4)
-for batch in BATCHES:
-    times = [seconds(batch, PROMPT_TOKENS, NEW_TOKENS, round_) for round_ in range(1 if batch > 8 else repeats)]
-    found[f"b{batch}_tok_s"] = round(batch * NEW_TOKENS / min(times), 1)
-found["prefill_1024_tok_s"] = round(PREFILL_TOKENS / min(seconds(1, PREFILL_TOKENS, 1, round_) for round_ in range(repeats + 1)), 1)
-print(json.dumps(found))
+print(json.dumps(found | rates(seconds, repeats)))

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from points import BATCHES, NEW_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, prompt
+from points import BATCHES, prompt, rates
 
 
 def main():
@@ -24,11 +24,7 @@ def main():
 
     found = {"start_s": round(time.time() - began, 2)}
     seconds(1, 128, 8)
-    for batch in BATCHES:
-        times = [seconds(batch, PROMPT_TOKENS, NEW_TOKENS, round_) for round_ in range(1 if batch > 8 else repeats)]
-        found[f"b{batch}_tok_s"] = round(batch * NEW_TOKENS / min(times), 1)
-    found["prefill_1024_tok_s"] = round(PREFILL_TOKENS / min(seconds(1, PREFILL_TOKENS, 1, round_) for round_ in range(repeats + 1)), 1)
-    print(json.dumps(found))
+    print(json.dumps(found | rates(seconds, repeats)))
 
 
 if __name__ == "__main__":
